@@ -1,0 +1,14 @@
+# Flags that every target of the project shares. Never -march=native: instruction sets are chosen at
+# run time, and only the files under src/cpu/kernels are built for one.
+add_library(qmlp_flags INTERFACE)
+# A fused multiply-add is written where it is meant; the compiler may not make or split one.
+target_compile_options(qmlp_flags INTERFACE -ffp-contract=off -fno-math-errno -Wall -Wextra
+                                            -Wshadow -Wnon-virtual-dtor)
+if(QMLP_DEVELOPER)
+  target_compile_options(qmlp_flags INTERFACE -Werror)
+endif()
+if(QMLP_SANITIZE)
+  target_compile_options(qmlp_flags INTERFACE -fsanitize=${QMLP_SANITIZE} -fno-omit-frame-pointer
+                                              -fno-sanitize-recover=all)
+  target_link_options(qmlp_flags INTERFACE -fsanitize=${QMLP_SANITIZE})
+endif()
