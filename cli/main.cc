@@ -1,0 +1,78 @@
+#include <CLI/CLI.hpp>
+#include <new>
+
+#include "commands.h"
+#include "context.h"
+#include "qmlp/version.h"
+
+namespace qmlp::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit status: 0 done, 1 a check failed, 2 bad usage or input, 3 device or system error, "
+    "130 interrupted.\n"
+    "Examples:\n"
+    "  qmlp inspect models/smollm2-135m\n"
+    "  qmlp generate models/smollm2-135m --chat -p 'What is the capital of France?'\n"
+    "  qmlp COMMAND --help";
+
+int run_command(Context& context, int argc, const char* const* argv) {
+  CLI::App app{"Exact, fast inference kernels for MLX-quantized language models", "qmlp"};
+  app.set_version_flag("--version", std::string("qmlp ") + version());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  add_info(app, context);
+  add_inspect(app, context);
+  add_verify(app, context);
+  add_generate(app, context);
+  add_kl(app, context);
+  add_convert(app, context);
+  add_bench(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForVersion&) {
+    context.out.line(app.version());
+    return kDone;
+  } catch (const CLI::CallForHelp&) {
+    context.out.write(app.help());
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    const auto chosen = app.get_subcommands();
+    const std::string command = chosen.empty() ? "qmlp" : "qmlp " + chosen.front()->get_name();
+    print_error(std::string(error.what()) + "; see " + command + " --help");
+    return kBadInput;
+  }
+  return context.run(context);
+}
+
+// Every way a command can end, as an exit status.
+int guarded_main(int argc, const char* const* argv) {
+  Context context;
+  const auto report = [&](int status, std::string_view text) {
+    context.out.discard();  // half a result would look like a whole one
+    print_error(text);
+    return status;
+  };
+  try {
+    const int status = run_command(context, argc, argv);
+    context.out.flush();
+    return status;
+  } catch (const ReaderGone&) {
+    return kDone;  // whoever read our output has seen enough
+  } catch (const Exception& error) {
+    return report(exit_code(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(kSystemError, "out of memory");
+  } catch (const std::exception& error) {
+    return report(kSystemError, std::string("internal error: ") + error.what());
+  }
+}
+
+}  // namespace
+}  // namespace qmlp::cli
+
+int main(int argc, char** argv) {
+  qmlp::cli::reserve_standard_descriptors();
+  qmlp::cli::install_signal_handlers();
+  return qmlp::cli::guarded_main(argc, argv);
+}

@@ -1,0 +1,101 @@
+#include "output.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "context.h"
+
+namespace qmlp::cli {
+namespace {
+
+constexpr std::size_t kBufferBytes = 1 << 16;
+
+std::string errno_text() { return std::strerror(errno); }
+
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd > STDERR_FILENO) ::close(fd);
+  }
+};
+
+}  // namespace
+
+void Output::write(std::string_view text) {
+  buffer_ += text;
+  if (buffer_.size() >= kBufferBytes) flush();
+}
+
+void Output::flush() {
+  std::string_view rest = buffer_;
+  while (!rest.empty()) {
+    const ssize_t n = ::write(STDOUT_FILENO, rest.data(), rest.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : ENOSPC;
+      buffer_.clear();
+      if (error == EPIPE) throw ReaderGone();
+      fail(Errc::io, std::string("standard output: ") + std::strerror(error));
+    }
+    rest.remove_prefix(static_cast<std::size_t>(n));
+  }
+  buffer_.clear();
+}
+
+void reserve_standard_descriptors() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) != -1) continue;
+    // Opened the wrong way round on purpose; open takes the lowest free number, which is fd.
+    (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
+std::string read_input(const std::string& path) {
+  const bool standard_input = path == "-";
+  const std::string name = standard_input ? "standard input" : path;
+  Descriptor file;
+  file.fd = standard_input ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file.fd < 0) fail(Errc::io, name + ": " + errno_text());
+  std::string text;
+  char chunk[1 << 16];
+  for (;;) {
+    const ssize_t n = ::read(file.fd, chunk, sizeof chunk);
+    if (n == 0) return text;
+    if (n > 0) {
+      text.append(chunk, static_cast<std::size_t>(n));
+      continue;
+    }
+    if (errno != EINTR) fail(Errc::io, name + ": " + errno_text());
+    check_stop();
+  }
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+  const std::string temporary = path + ".tmp" + std::to_string(::getpid());
+  {
+    Descriptor file;
+    file.fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file.fd < 0) fail(Errc::io, path + ": " + errno_text());
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        const std::string reason = n < 0 ? errno_text() : std::strerror(ENOSPC);
+        ::unlink(temporary.c_str());
+        fail(Errc::io, path + ": " + reason);
+      }
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    const std::string reason = errno_text();
+    ::unlink(temporary.c_str());
+    fail(Errc::io, path + ": " + reason);
+  }
+}
+
+}  // namespace qmlp::cli

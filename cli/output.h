@@ -1,0 +1,39 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace qmlp::cli {
+
+// Thrown when the reader of standard output has gone away: the program ends quietly.
+struct ReaderGone : std::runtime_error {
+  ReaderGone() : std::runtime_error("standard output: the reader has closed it") {}
+};
+
+// Buffered standard output that reports every failed write: a full disk or a closed descriptor throws
+// Exception (Errc::io), a closed pipe throws ReaderGone.
+class Output {
+ public:
+  void write(std::string_view text);
+  void line(std::string_view text) {
+    write(text);
+    write("\n");
+  }
+  void flush();
+  void discard() { buffer_.clear(); }
+
+ private:
+  std::string buffer_;
+};
+
+// Opens what is missing of descriptors 0, 1 and 2, so that no file of ours takes their numbers and
+// receives what was meant for them. Reads and writes on them fail.
+void reserve_standard_descriptors();
+
+// The whole of a file, or of standard input for "-". Throws Exception (Errc::io or interrupted).
+std::string read_input(const std::string& path);
+// Writes a file under a temporary name beside `path`, then renames it. Throws Exception (Errc::io).
+void write_file(const std::string& path, std::string_view bytes);
+
+}  // namespace qmlp::cli

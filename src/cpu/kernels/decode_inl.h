@@ -1,0 +1,104 @@
+// Packed codes to f32 weights. Needs element_inl.h before it.
+
+// How s*q + z is rounded to a 16-bit type in f32. With the scale and bias multiplied by 2^p, one FMA
+// gives a = 2^p * v, v = s*q + z; then a - a * (1 - 2^-p) is v rounded to 24 - p bits, ties to even:
+// the product a * (1 - 2^-p) is rounded on the grid of 24 bits at a's exponent, which is v's grid of
+// 24 - p bits, and the subtraction is exact. Holds while v is normal; the packer keeps every block where
+// this is not the exactly rounded weight as decoded floats.
+struct Rounding {
+  float prescale;  // 2^p
+  float keep;      // 1 - 2^-p
+};
+static inline Rounding rounding_of(int dtype) {
+  if (dtype == kBf16) return {65536.0f, 1.0f - 1.0f / 65536.0f};
+  if (dtype == kF16) return {8192.0f, 1.0f - 1.0f / 8192.0f};
+  return {1.0f, 0.0f};
+}
+
+template <int kBits, int kIndex, bool kRound>
+__attribute__((always_inline)) static inline void decode_one(const IntVec* words, Vec scale, Vec bias,
+                                                             Vec keep, float* out) {
+  constexpr int kBit = kIndex * kBits;
+  constexpr int kWord = kBit / 32;
+  constexpr int kShift = kBit % 32;
+  IntVec code = words[kWord];
+  if constexpr (kShift != 0) code = shift_right<kShift>(code);
+  if constexpr (kShift + kBits > 32) {
+    code = bit_or(code, shift_left<32 - kShift>(words[kWord + 1]));
+  }
+  if constexpr (kShift + kBits != 32) code = bit_and(code, splat_int((1u << kBits) - 1));
+  Vec w = fma(scale, to_float(code), bias);
+  if constexpr (kRound) w = sub(w, mul(w, keep));
+  store(out + kIndex * kLanes, w);
+  if constexpr (kIndex < 31) {
+    decode_one<kBits, kIndex + 1, kRound>(words, scale, bias, keep, out);
+  }
+}
+
+template <int kBits, bool kRound>
+static void decode_groups(const unsigned char* data, int scale_type, int group_size,
+                          long long num_groups, Rounding rounding, float* out) {
+  const long long scales_bytes = kLanes * element_bytes(scale_type);
+  const Vec prescale = splat(rounding.prescale);
+  const Vec keep = splat(rounding.keep);
+  for (long long g = 0; g < num_groups; ++g) {
+    Vec scale = load_as(scale_type, data);
+    Vec bias = load_as(scale_type, data + scales_bytes);
+    if constexpr (kRound) {
+      scale = mul(scale, prescale);
+      bias = mul(bias, prescale);
+    }
+    data += 2 * scales_bytes;
+    for (int k = 0; k < group_size; k += 32) {
+      IntVec words[kBits];
+      for (int j = 0; j < kBits; ++j) words[j] = load_int((const uint32_t*)data + kLanes * j);
+      decode_one<kBits, 0, kRound>(words, scale, bias, keep, out);
+      data += 4 * kLanes * kBits;
+      out += 32 * kLanes;
+    }
+  }
+}
+
+template <bool kRound>
+static void decode_groups_of(int bits, const unsigned char* data, int scale_type, int group_size,
+                             long long num_groups, Rounding rounding, float* out) {
+  switch (bits) {
+    case 2:
+      return decode_groups<2, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    case 3:
+      return decode_groups<3, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    case 4:
+      return decode_groups<4, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    case 5:
+      return decode_groups<5, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    case 6:
+      return decode_groups<6, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    default:
+      return decode_groups<8, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+  }
+}
+
+// out[k][16] = weights of block `block` for k in [k_begin, k_begin + k_count); k_begin a multiple of
+// kPanelK.
+static void decode_panel(const BlockMatrix* w, long long block, int dtype, long long k_begin,
+                         long long k_count, float* out) {
+  const unsigned char* data = w->data + w->block_offsets[block];
+  if (w->block_kinds[block] == kDenseBlock) {
+    data += k_begin * kLanes * element_bytes(w->dense_type);
+    for (long long k = 0; k < k_count; ++k) {
+      store(out + k * kLanes,
+            load_as(w->dense_type, data + k * kLanes * element_bytes(w->dense_type)));
+    }
+    return;
+  }
+  const long long group_bytes = 2 * kLanes * element_bytes(w->scale_type) +
+                                (long long)w->group_size / 32 * w->bits * 4 * kLanes;
+  data += k_begin / w->group_size * group_bytes;
+  const long long num_groups = k_count / w->group_size;
+  const Rounding rounding = rounding_of(dtype);
+  if (dtype == kF32) {
+    decode_groups_of<false>(w->bits, data, w->scale_type, w->group_size, num_groups, rounding, out);
+  } else {
+    decode_groups_of<true>(w->bits, data, w->scale_type, w->group_size, num_groups, rounding, out);
+  }
+}

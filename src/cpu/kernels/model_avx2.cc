@@ -1,0 +1,21 @@
+// The forward's small ops for AVX2, FMA and F16C. Internal linkage only: see model_args.h.
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cpu/kernels/model_args.h"
+
+namespace qmlp::cpu {
+namespace {
+#include "cpu/kernels/simd_avx2.h"
+// The order matters: each file uses the ones before it.
+#include "cpu/kernels/attention_inl.h"
+#include "cpu/kernels/elementwise_inl.h"
+#include "cpu/kernels/math_inl.h"
+
+const ModelKernels kModelKernels = {rms_norm, rope_append, attention, find_non_finite, widen};
+}  // namespace
+
+const ModelKernels* model_kernels_avx2() { return &kModelKernels; }
+
+}  // namespace qmlp::cpu

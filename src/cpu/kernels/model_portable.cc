@@ -1,0 +1,20 @@
+// The forward's small ops for plain C++. Internal linkage only: see model_args.h.
+#include <stdint.h>
+#include <string.h>
+
+#include "cpu/kernels/model_args.h"
+
+namespace qmlp::cpu {
+namespace {
+#include "cpu/kernels/simd_portable.h"
+// The order matters: each file uses the ones before it.
+#include "cpu/kernels/attention_inl.h"
+#include "cpu/kernels/elementwise_inl.h"
+#include "cpu/kernels/math_inl.h"
+
+const ModelKernels kModelKernels = {rms_norm, rope_append, attention, find_non_finite, widen};
+}  // namespace
+
+const ModelKernels* model_kernels_portable() { return &kModelKernels; }
+
+}  // namespace qmlp::cpu

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstddef>
+
+#include "plan/kernel.h"
+
+namespace qmlp::cpu {
+
+int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept;
+std::size_t kernel_workspace_bytes(const plan::Kernel& kernel, const plan::Problem& problem,
+                                   const DeviceFacts& device) noexcept;
+// silu(gate) * up for n contiguous elements with the host's best instruction set.
+void swiglu_elements(DType dtype, const void* gate, const void* up, void* out,
+                     std::int64_t n) noexcept;
+
+}  // namespace qmlp::cpu

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "qmlp/status.h"
+
+namespace qmlp {
+
+// What errno `code` means, for the end of a message.
+std::string system_message(int code);
+Error system_error(std::string_view path, std::string_view what, int code);
+
+enum class PathKind { missing, file, directory, other };
+// Follows symbolic links. An error when the answer is refused (permissions, loops).
+Result<PathKind> path_kind(const std::string& path);
+
+// A whole regular file of at most `limit` bytes.
+Result<std::string> read_text_file(const std::string& path, std::uint64_t limit);
+// Creates or replaces a file; on return its bytes have reached the device.
+Status write_text_file(const std::string& path, std::string_view text);
+
+// Names in a directory, sorted, without "." and "..".
+Result<std::vector<std::string>> list_directory(const std::string& path);
+
+std::string join_path(std::string_view directory, std::string_view name);
+// The last component: "model.safetensors" of "a/b/model.safetensors".
+std::string_view base_name(std::string_view path);
+
+// What the first bytes of a file look like when they are not what was expected, as the end of a
+// sentence: "a Git LFS pointer, ...". Empty when nothing is recognised.
+std::string_view describe_contents(std::span<const std::byte> head);
+
+}  // namespace qmlp

@@ -1,0 +1,347 @@
+#include "qmlp/ops.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "base/checked.h"
+#include "base/float16.h"
+#include "base/try.h"
+#include "cpu/run.h"
+#include "plan/fault_hook.h"
+#include "plan/kernel.h"
+#include "plan/packed_weight.h"
+#include "qmlp/cpu.h"
+
+namespace qmlp {
+namespace {
+
+struct ByteRange {
+  std::uintptr_t begin = 0, end = 0;
+  bool meets(const ByteRange& other) const noexcept {
+    return begin < other.end && other.begin < end;
+  }
+};
+
+template <class Byte>
+ByteRange range_of(const BasicMatrixView<Byte>& view) noexcept {
+  if (view.data == nullptr || view.rows == 0 || view.cols == 0) return {};
+  const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
+  const std::uint64_t elements =
+      static_cast<std::uint64_t>(view.rows - 1) * static_cast<std::uint64_t>(view.row_stride) +
+      static_cast<std::uint64_t>(view.cols);
+  return {begin, begin + elements * size_of(view.dtype)};
+}
+
+Error argument_error(std::string_view op, std::string_view name, std::string detail) {
+  return Error{Errc::invalid_argument,
+               std::string(op) + ": " + std::string(name) + " " + std::move(detail)};
+}
+
+// Shape, type, stride, pointer and alignment of one matrix argument.
+template <class Byte>
+Status check_matrix(std::string_view op, std::string_view name, const BasicMatrixView<Byte>& view,
+                    std::int64_t rows, std::int64_t cols, DType dtype) {
+  if (view.rows != rows || view.cols != cols) {
+    return argument_error(op, name,
+                          "is [" + std::to_string(view.rows) + ", " + std::to_string(view.cols) +
+                              "], needs [" + std::to_string(rows) + ", " + std::to_string(cols) +
+                              "]");
+  }
+  if (view.dtype != dtype) {
+    return argument_error(op, name, std::string("is ") + to_string(view.dtype) + ", needs " +
+                                        to_string(dtype));
+  }
+  if (rows > 1 && view.row_stride < cols) {
+    return argument_error(op, name, "has row stride " + std::to_string(view.row_stride) +
+                                        ", needs at least " + std::to_string(cols) + " elements");
+  }
+  if (rows == 0) return {};
+  if (view.data == nullptr) return argument_error(op, name, "is null, needs " + std::to_string(rows) + " rows");
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  if (address % size_of(dtype) != 0) {
+    return argument_error(op, name, "is at an address that is no multiple of its " +
+                                        std::to_string(size_of(dtype)) + "-byte element");
+  }
+  const auto span = checked_mul<std::int64_t>(std::max<std::int64_t>(rows - 1, 1),
+                                              std::max(view.row_stride, cols));
+  if (!span || *span > (std::int64_t{1} << 60)) {
+    return argument_error(op, name, "spans more bytes than an address can hold");
+  }
+  return {};
+}
+
+Status check_bias(std::string_view op, std::string_view name, const std::byte* bias, DType dtype) {
+  if (bias != nullptr && reinterpret_cast<std::uintptr_t>(bias) % size_of(dtype) != 0) {
+    return argument_error(op, name, "is at an address that is no multiple of its element");
+  }
+  return {};
+}
+
+Status check_stream(std::string_view op, const Plan::State& plan, const Stream& stream) {
+  if (!plan.device.present) {
+    return Error{Errc::unsupported, std::string(op) + ": the plan is for a machine that is not here"};
+  }
+  if (stream.device.kind != plan.device.kind) {
+    return argument_error(op, "stream", "is of another device than the plan's");
+  }
+  if (stream.handle == nullptr) return argument_error(op, "stream", "has no handle");
+  return {};
+}
+
+// The checks that both ops share, then the kernel.
+Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const PackedWeight& weight,
+              const MatrixView& x, const MutableMatrixView& out, const Workspace& workspace,
+              const Stream& stream, const std::byte* bias0, const std::byte* bias1,
+              const MatrixView& residual, const MutableMatrixView& gate_tap) {
+  const Plan::State& state = plan.state();
+  const plan::Problem& problem = state.problem;
+  if (problem.op != kind) {
+    return argument_error(op, "plan", kind == plan::Op::swiglu ? "is for a linear, needs a SwiGLU"
+                                                               : "is for a SwiGLU, needs a linear");
+  }
+  QMLP_TRY(check_stream(op, state, stream));
+  const std::int64_t M = x.rows;
+  if (M < 0 || M > problem.M) {
+    return argument_error(op, "x", "has " + std::to_string(M) + " rows, the plan takes 0 to " +
+                                       std::to_string(problem.M));
+  }
+  if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation) {
+    return argument_error(op, "weight", "was packed for another kind of plan");
+  }
+  for (int i = 0; i < weight.num_parts; ++i) {
+    const cpu::PackedMatrix& packed = *weight.parts[i];
+    if (packed.blocks.N != problem.N || packed.blocks.K != problem.K ||
+        packed.spec != problem.spec[i]) {
+      return argument_error(op, "weight",
+                            "is [" + std::to_string(packed.blocks.N) + ", " +
+                                std::to_string(packed.blocks.K) + "] at " +
+                                std::to_string(packed.spec.bits) + " bits, the plan has [" +
+                                std::to_string(problem.N) + ", " + std::to_string(problem.K) +
+                                "] at " + std::to_string(problem.spec[i].bits));
+    }
+  }
+  QMLP_TRY(check_matrix(op, "x", x, M, problem.K, problem.activation));
+  QMLP_TRY(check_matrix(op, "out", out, M, problem.N, problem.activation));
+  QMLP_TRY(check_bias(op, kind == plan::Op::swiglu ? "gate_bias" : "linear_bias", bias0,
+                      problem.activation));
+  QMLP_TRY(check_bias(op, "up_bias", bias1, problem.activation));
+  if (residual.data != nullptr) {
+    QMLP_TRY(check_matrix(op, "residual", residual, M, problem.N, problem.activation));
+  }
+  if (gate_tap.data != nullptr) {
+    QMLP_TRY(check_matrix(op, "gate_tap", gate_tap, M, problem.N, problem.activation));
+  }
+  if (M == 0) return {};
+
+  const ByteRange written = range_of(out);
+  if (written.meets(range_of(x))) return argument_error(op, "out", "overlaps x");
+  const bool in_place = residual.data == out.data && residual.row_stride == out.row_stride;
+  if (!in_place && written.meets(range_of(residual))) {
+    return argument_error(op, "out", "overlaps residual without being the same matrix");
+  }
+  const ByteRange tapped = range_of(gate_tap);
+  if (tapped.meets(written) || tapped.meets(range_of(x))) {
+    return argument_error(op, "gate_tap", "overlaps out or x");
+  }
+  const std::size_t need = plan.workspace_bytes(M);
+  if (workspace.bytes.size() < need) {
+    return argument_error(op, "workspace", "has " + std::to_string(workspace.bytes.size()) +
+                                               " bytes, needs " + std::to_string(need));
+  }
+  if (need != 0 &&
+      reinterpret_cast<std::uintptr_t>(workspace.bytes.data()) % Workspace::kAlignment != 0) {
+    return argument_error(op, "workspace", "is not aligned to 256 bytes");
+  }
+  const auto scratch = reinterpret_cast<std::uintptr_t>(workspace.bytes.data());
+  const ByteRange borrowed{scratch, scratch + need};
+  if (borrowed.meets(written) || borrowed.meets(range_of(x)) || borrowed.meets(tapped) ||
+      borrowed.meets(range_of(residual))) {
+    return argument_error(op, "workspace", "overlaps an argument");
+  }
+
+  const plan::Kernel& kernel = state.kernel(M);
+  if (kernel.run == nullptr) {
+    return Error{Errc::unsupported, std::string(op) + ": this build has no code for " + kernel.name};
+  }
+  const plan::OpCall call{state,    weight,   x,       out, workspace, stream, {bias0, bias1},
+                          residual, gate_tap};
+  if (const int code = kernel.run(kernel, call); code != 0) {
+    return Error{static_cast<Errc>(code), std::string(kernel.name) + " failed"};
+  }
+  plan::count_dispatch(kernel);
+  testing::maybe_corrupt_output(
+      kind == plan::Op::swiglu ? testing::FaultSite::swiglu : testing::FaultSite::linear, out);
+  return {};
+}
+
+Result<PackedWeightPtr> pack_parts(const Plan& plan, std::span<const QuantizedTensorView> sources,
+                                   const Stream& stream) {
+  const Plan::State& state = plan.state();
+  const plan::Problem& problem = state.problem;
+  QMLP_TRY(check_stream("pack", state, stream));
+  if (static_cast<int>(sources.size()) != problem.num_weights()) {
+    return argument_error("pack", "weights", "are " + std::to_string(sources.size()) +
+                                                 ", the plan has " +
+                                                 std::to_string(problem.num_weights()));
+  }
+  auto weight = std::make_shared<PackedWeight>();
+  weight->device = state.device.kind;
+  weight->activation = problem.activation;
+  weight->num_parts = problem.num_weights();
+  for (int i = 0; i < weight->num_parts; ++i) {
+    const QuantizedTensorView& source = sources[static_cast<std::size_t>(i)];
+    QMLP_TRY(validate(source));
+    if (source.N != problem.N || source.K != problem.K) {
+      return argument_error("pack", i == 0 ? "weight" : "up",
+                            "is [" + std::to_string(source.N) + ", " + std::to_string(source.K) +
+                                "], the plan has [" + std::to_string(problem.N) + ", " +
+                                std::to_string(problem.K) + "]");
+    }
+    if (source.spec != problem.spec[i]) {
+      return argument_error("pack", i == 0 ? "weight" : "up",
+                            "has " + std::to_string(source.spec.bits) + " bits, group " +
+                                std::to_string(source.spec.group_size) + ", " +
+                                to_string(source.spec.scale_dtype) + " scales; the plan has " +
+                                std::to_string(problem.spec[i].bits) + ", " +
+                                std::to_string(problem.spec[i].group_size) + ", " +
+                                to_string(problem.spec[i].scale_dtype));
+    }
+    QMLP_ASSIGN(weight->parts[i], cpu::pack_matrix(source, problem.activation,
+                                                   *static_cast<ThreadPool*>(stream.handle)));
+  }
+  return PackedWeightPtr(std::move(weight));
+}
+
+}  // namespace
+
+Result<PackedWeightPtr> pack(const Plan& plan, const QuantizedTensorView& gate,
+                             const QuantizedTensorView& up, const Stream& stream) {
+  const QuantizedTensorView sources[] = {gate, up};
+  return pack_parts(plan, sources, stream);
+}
+
+Result<PackedWeightPtr> pack(const Plan& plan, const QuantizedTensorView& weight,
+                             const Stream& stream) {
+  return pack_parts(plan, {&weight, 1}, stream);
+}
+
+Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index) {
+  if (packed == nullptr || index < 0 || index >= packed->num_parts) {
+    return Error{Errc::invalid_argument,
+                 "part: index is " + std::to_string(index) + ", needs 0 to " +
+                     std::to_string(packed == nullptr ? 0 : packed->num_parts - 1)};
+  }
+  auto half = std::make_shared<PackedWeight>();
+  half->device = packed->device;
+  half->activation = packed->activation;
+  half->parts[0] = packed->parts[index];
+  return PackedWeightPtr(std::move(half));
+}
+
+PackedInfo packed_info(const PackedWeight& packed) noexcept {
+  PackedInfo info;
+  for (int i = 0; i < packed.num_parts; ++i) {
+    info.bytes += packed.parts[i]->data.size();
+    info.blocks += packed.parts[i]->blocks.num_blocks;
+    info.exact_blocks += packed.parts[i]->exact_blocks;
+    info.non_finite |= packed.parts[i]->blocks.non_finite != 0;
+  }
+  return info;
+}
+
+Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept {
+  const cpu::PackedMatrix& matrix = *packed.parts[0];
+  if (packed.num_parts != 1) {
+    return argument_error("decode_row", "weight", "has two parts, needs one: use part()");
+  }
+  if (row < 0 || row >= matrix.blocks.N) {
+    return argument_error("decode_row", "row", "is " + std::to_string(row) + ", the weight has " +
+                                                   std::to_string(matrix.blocks.N));
+  }
+  QMLP_TRY(check_matrix("decode_row", "out", out, 1, matrix.blocks.K, packed.activation));
+  cpu::decode_row(matrix, packed.activation, row, out.data);
+  return {};
+}
+
+Status fused_swiglu(const Plan& plan, const PackedWeight& weight, const MatrixView& x,
+                    const MutableMatrixView& out, const Workspace& workspace, const Stream& stream,
+                    const SwigluEpilogue& epilogue) noexcept {
+  return run_op("fused_swiglu", plan::Op::swiglu, plan, weight, x, out, workspace, stream,
+                epilogue.gate_bias, epilogue.up_bias, {}, epilogue.gate_tap);
+}
+
+Status quantized_linear(const Plan& plan, const PackedWeight& weight, const MatrixView& x,
+                        const MutableMatrixView& out, const Workspace& workspace,
+                        const Stream& stream, const LinearEpilogue& epilogue) noexcept {
+  return run_op("quantized_linear", plan::Op::linear, plan, weight, x, out, workspace, stream,
+                epilogue.linear_bias, nullptr, epilogue.residual, {});
+}
+
+Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
+                         const Stream& stream) noexcept {
+  constexpr std::string_view kOp = "swiglu_activation";
+  if (stream.device.kind != DeviceKind::cpu || stream.handle == nullptr) {
+    return argument_error(kOp, "stream", "is not a CPU stream");
+  }
+  QMLP_TRY(check_matrix(kOp, "gate", gate, out.rows, out.cols, out.dtype));
+  QMLP_TRY(check_matrix(kOp, "up", up, out.rows, out.cols, out.dtype));
+  QMLP_TRY(check_matrix(kOp, "out", out, out.rows, out.cols, out.dtype));
+  const ByteRange written = range_of(out);
+  for (const MatrixView* view : {&gate, &up}) {
+    const bool in_place = view->data == out.data && view->row_stride == out.row_stride;
+    if (!in_place && written.meets(range_of(*view))) {
+      return argument_error(kOp, "out", "overlaps an input without being the same matrix");
+    }
+  }
+  const auto bytes = static_cast<std::int64_t>(size_of(out.dtype));
+  static_cast<ThreadPool*>(stream.handle)->for_each(out.rows, [&](std::int64_t row, int) {
+    cpu::swiglu_elements(out.dtype, gate.data + row * gate.row_stride * bytes,
+                         up.data + row * up.row_stride * bytes,
+                         out.data + row * out.row_stride * bytes, out.cols);
+  });
+  return {};
+}
+
+namespace {
+
+std::size_t hidden_bytes(const Plan& swiglu, std::int64_t M) noexcept {
+  const plan::Problem& problem = swiglu.state().problem;
+  return static_cast<std::size_t>(
+      round_up(M * problem.N * static_cast<std::int64_t>(size_of(problem.activation)), 256));
+}
+
+}  // namespace
+
+std::size_t mlp_workspace_bytes(const Plan& swiglu, const Plan& down, std::int64_t M) noexcept {
+  return hidden_bytes(swiglu, M) + std::max(swiglu.workspace_bytes(M), down.workspace_bytes(M));
+}
+
+Status fused_mlp(const Plan& swiglu, const PackedWeight& gate_up, const Plan& down,
+                 const PackedWeight& down_weight, const MatrixView& x, const MutableMatrixView& out,
+                 const Workspace& workspace, const Stream& stream,
+                 const SwigluEpilogue& swiglu_epilogue,
+                 const LinearEpilogue& down_epilogue) noexcept {
+  const plan::Problem& problem = swiglu.state().problem;
+  if (x.rows < 0 || x.rows > problem.M) {
+    return argument_error("fused_mlp", "x", "has " + std::to_string(x.rows) +
+                                                " rows, the plan takes 0 to " +
+                                                std::to_string(problem.M));
+  }
+  const std::size_t need = mlp_workspace_bytes(swiglu, down, x.rows);
+  if (workspace.bytes.size() < need) {
+    return argument_error("fused_mlp", "workspace",
+                          "has " + std::to_string(workspace.bytes.size()) + " bytes, needs " +
+                              std::to_string(need));
+  }
+  const std::size_t used = hidden_bytes(swiglu, x.rows);
+  const MutableMatrixView hidden{workspace.bytes.data(), x.rows,        problem.N,
+                                 problem.N,              problem.activation, x.device};
+  const Workspace rest{workspace.bytes.subspan(used)};
+  QMLP_TRY(fused_swiglu(swiglu, gate_up, x, hidden, rest, stream, swiglu_epilogue));
+  const MatrixView hidden_in{hidden.data, hidden.rows, hidden.cols, hidden.row_stride, hidden.dtype,
+                             hidden.device};
+  return quantized_linear(down, down_weight, hidden_in, out, rest, stream, down_epilogue);
+}
+
+}  // namespace qmlp

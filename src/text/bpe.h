@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace qmlp::text {
+
+// Byte-pair merges over token ids. Built once, then immutable.
+class Bpe {
+ public:
+  struct Merge {
+    std::int32_t left;
+    std::int32_t right;
+    std::int32_t result;
+  };
+  static constexpr std::int32_t kNone = -1;
+
+  struct Parts {
+    std::vector<Merge> merges;         // best first; of a repeated pair the last counts
+    std::int32_t byte_ids[256];        // kNone where the vocabulary lacks a byte
+    std::int32_t unknown_id = kNone;   // stands for such a byte; kNone drops it
+    bool fuse_unknown = false;         // one unknown_id for a run of such bytes
+  };
+  explicit Bpe(const Parts& parts);
+
+  // Working memory of one thread.
+  class Scratch {
+   private:
+    friend class Bpe;
+    struct Symbol {
+      std::int32_t id;
+      std::int32_t previous;
+      std::int32_t next;
+    };
+    struct Candidate {
+      std::uint32_t rank;
+      std::int32_t at;
+      std::int32_t left;
+      std::int32_t right;
+    };
+    std::vector<std::int32_t> ids;
+    std::vector<std::uint32_t> ranks;
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> queue;
+  };
+
+  // Appends the tokens of one word: starts from its bytes and merges the best-ranked pair, the
+  // leftmost of equals, until none is left. O(n log n) in the word's length.
+  void encode_word(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const;
+
+ private:
+  struct Slot {
+    std::uint64_t pair;
+    std::uint32_t rank;
+    std::int32_t result;
+  };
+
+  const Slot* find(std::int32_t left, std::int32_t right) const noexcept;
+  void start_symbols(std::string_view word, std::vector<std::int32_t>& ids) const;
+  void merge_short(Scratch& scratch) const;
+  void merge_long(Scratch& scratch) const;
+
+  std::vector<Slot> slots_;  // open addressing, a power of two
+  int shift_ = 0;
+  std::int32_t byte_ids_[256];
+  std::int32_t unknown_id_;
+  bool fuse_unknown_;
+};
+
+}  // namespace qmlp::text
