@@ -4,7 +4,8 @@ namespace CLI {
 class App;
 }
 
-// Each command adds itself to the program's options and, when named, leaves what to do in the context.
+// Each command adds itself to the program's options and, when named, leaves what to do in the
+// context.
 namespace qmlp::cli {
 
 struct Context;

@@ -24,6 +24,7 @@ int exit_code(Errc code) noexcept;
 struct Context {
   Output out;                        // standard output: results, nothing else
   bool progress = false;             // show progress on standard error
+  std::string command_line;          // as it was given, for reports
   std::function<int(Context&)> run;  // returns the exit status, or throws Exception
 };
 
@@ -35,7 +36,8 @@ void print_error(std::string_view text);
 // Lines on standard error as they are: statistics that follow a result.
 void print_note(std::string_view text);
 
-// SIGINT, SIGTERM and SIGHUP set a flag that long work polls; a second one ends the program at once.
+// SIGINT, SIGTERM and SIGHUP set a flag that long work polls; a second one ends the program at
+// once.
 void install_signal_handlers();
 bool stop_requested() noexcept;
 // Throws Errc::interrupted when a stop was requested.

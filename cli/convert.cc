@@ -38,8 +38,7 @@ int run_convert(const Flags& flags, Context& context) {
     progress.update(what, done, total);
   };
   options.stop_requested = stop_requested;
-  const ConvertReport report =
-      value_or_throw(convert(flags.source, flags.destination, options));
+  const ConvertReport report = value_or_throw(convert(flags.source, flags.destination, options));
   progress.clear();
   if (flags.json) {
     context.out.line(Json::object()
@@ -62,8 +61,8 @@ int run_convert(const Flags& flags, Context& context) {
 }  // namespace
 
 void add_convert(CLI::App& app, Context& context) {
-  CLI::App* command =
-      app.add_subcommand("convert", "Make an MLX checkpoint of a GGUF file or a safetensors folder");
+  CLI::App* command = app.add_subcommand(
+      "convert", "Make an MLX checkpoint of a GGUF file or a safetensors folder");
   const auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
   command->add_option("SRC", f.source, "GGUF file, MLX checkpoint or float safetensors folder")

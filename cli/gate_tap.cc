@@ -28,7 +28,9 @@ void GateTap::record(const TapEvent& event) {
 void GateTap::write(const std::string& path) const {
   std::vector<SafetensorsOutput> tensors;
   for (const auto& [index, layer] : layers_) {
-    const char* dtype = layer.dtype == DType::f32 ? "F32" : layer.dtype == DType::f16 ? "F16" : "BF16";
+    const char* dtype = layer.dtype == DType::f32   ? "F32"
+                        : layer.dtype == DType::f16 ? "F16"
+                                                    : "BF16";
     tensors.push_back({"model.layers." + std::to_string(index) + ".mlp.gate_proj",
                        dtype,
                        {layer.rows, layer.cols},

@@ -53,8 +53,10 @@ SamplingOptions sampling_options(const Flags& flags) {
   SamplingOptions options;
   options.temperature = flags.temperature.value_or(0.0);
   if (options.temperature == 0.0) {
-    const char* idle = flags.top_p ? "--top-p" : flags.min_p ? "--min-p" : flags.top_k > 0 ? "--top-k"
-                                                                                          : nullptr;
+    const char* idle = flags.top_p       ? "--top-p"
+                       : flags.min_p     ? "--min-p"
+                       : flags.top_k > 0 ? "--top-k"
+                                         : nullptr;
     if (idle != nullptr) {
       fail_usage(std::string(idle) + " needs --temperature above 0: greedy choice ignores it");
     }
@@ -82,7 +84,8 @@ void check_flags(const Flags& flags) {
   }
   if (flags.system && !flags.chat) fail_usage("--system needs --chat");
   if (flags.chat && flags.ids) fail_usage("--chat makes a prompt from text, not from --prompt-ids");
-  if (flags.chat && flags.bos) fail_usage("--bos: the chat template already says how a prompt starts");
+  if (flags.chat && flags.bos)
+    fail_usage("--bos: the chat template already says how a prompt starts");
   if (flags.cache_append && flags.cache_load.empty()) {
     fail_usage("--prompt-cache-append needs --prompt-cache-load");
   }
@@ -342,8 +345,7 @@ int run_generate(const Flags& flags, Context& context) {
   }
   const Tokenizer* tokens = tokenizer ? tokenizer->get() : nullptr;
   std::vector<std::int32_t> prompt = prompt_tokens(flags, config, tokens);
-  const std::int64_t ctx =
-      context_size(flags, config, static_cast<std::int64_t>(prompt.size()));
+  const std::int64_t ctx = context_size(flags, config, static_cast<std::int64_t>(prompt.size()));
   check_fits(static_cast<std::int64_t>(prompt.size()), ctx, flags.ctx > 0);
 
   const LoadedModel loaded = load_model(checkpoint, options, context);
@@ -356,8 +358,7 @@ int run_generate(const Flags& flags, Context& context) {
     session_options.tap_gate = true;
     session_options.observer = [&tap](const TapEvent& event) { tap.record(event); };
   }
-  const auto session =
-      value_or_throw(Session::create(loaded.model, session_options, *loaded.pool));
+  const auto session = value_or_throw(Session::create(loaded.model, session_options, *loaded.pool));
   if (!flags.cache_load.empty()) {
     value_or_throw(session->load(flags.cache_load));
     if (flags.cache_append) {
@@ -420,7 +421,9 @@ void add_generate(CLI::App& app, Context& context) {
       ->allow_extra_args(false);
   command->add_flag("--ignore-eos", f.ignore_eos, "Go on past end tokens");
   command->add_flag("--show-special", f.show_special, "Show special tokens in the text");
-  command->add_option("--prompt-cache-load", f.cache_load, "Reuse what a saved cache has of the prompt")
+  command
+      ->add_option("--prompt-cache-load", f.cache_load,
+                   "Reuse what a saved cache has of the prompt")
       ->type_name("FILE");
   command->add_option("--prompt-cache-save", f.cache_save, "Save the cache at the end")
       ->type_name("FILE");
@@ -428,8 +431,8 @@ void add_generate(CLI::App& app, Context& context) {
                     "The prompt follows the loaded cache's tokens");
   command->add_flag("--json", f.json, "Print one JSON object");
   command->add_flag("-q,--quiet", f.quiet, "No statistics, no progress");
-  f.run.add_to(*command, kThreadOptions | kNumericOptions | kFusionOptions | kTapOptions |
-                             kCountOptions | kMmapOptions | kProgressOptions);
+  f.run.add_to(*command, kThreadOptions | kDeviceOptions | kNumericOptions | kFusionOptions |
+                             kTapOptions | kCountOptions | kMmapOptions | kProgressOptions);
   command->footer(
       "Examples:\n"
       "  qmlp generate MODEL --chat -p 'What is the capital of France?' -n 40\n"

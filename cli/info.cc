@@ -31,8 +31,8 @@ const char* device_name(DeviceKind kind) {
 }
 
 std::string threads_reason(const MachineInfo& machine) {
-  std::string text = format("%d CPUs online, %d in the affinity mask", machine.online_cpus,
-                            machine.affinity_cpus);
+  std::string text =
+      format("%d CPUs online, %d in the affinity mask", machine.online_cpus, machine.affinity_cpus);
   text += machine.cgroup_cpus > 0.0 ? format(", cgroup quota %.2f", machine.cgroup_cpus)
                                     : ", no cgroup quota";
   return text;
@@ -59,15 +59,15 @@ Json info_json(const RunOptions& options, const MachineInfo& machine, bool kerne
                       .set("used", to_string(options.facts.isa))
                       .set("source", options.isa_source)
                       .take());
-  json.set("threads", Json::object()
-                          .set("used", options.num_threads)
-                          .set("source", options.threads_source)
-                          .set("default", default_num_threads())
-                          .set("online_cpus", machine.online_cpus)
-                          .set("affinity_cpus", machine.affinity_cpus)
-                          .set("cgroup_cpus",
-                               machine.cgroup_cpus > 0.0 ? Json(machine.cgroup_cpus) : Json())
-                          .take());
+  json.set("threads",
+           Json::object()
+               .set("used", options.num_threads)
+               .set("source", options.threads_source)
+               .set("default", default_num_threads())
+               .set("online_cpus", machine.online_cpus)
+               .set("affinity_cpus", machine.affinity_cpus)
+               .set("cgroup_cpus", machine.cgroup_cpus > 0.0 ? Json(machine.cgroup_cpus) : Json())
+               .take());
   json.set("devices", Json::array().push("cpu").take());
   if (kernels) {
     Json list = Json::array();
@@ -125,7 +125,7 @@ void add_info(CLI::App& app, Context& context) {
   const auto flags = std::make_shared<Flags>();
   command->add_flag("--kernels", flags->kernels, "List every kernel of the tables");
   command->add_flag("--json", flags->json, "Print one JSON object");
-  flags->run.add_to(*command, kThreadOptions);
+  flags->run.add_to(*command, kThreadOptions | kDeviceOptions);
   command->footer(
       "Examples:\n"
       "  qmlp info\n"

@@ -135,7 +135,8 @@ struct Totals {
 Totals count(const Checkpoint& checkpoint) {
   Totals totals;
   for (const ModuleInfo& module : checkpoint.modules()) {
-    const auto parameters = static_cast<std::uint64_t>(module.N) * static_cast<std::uint64_t>(module.K);
+    const auto parameters =
+        static_cast<std::uint64_t>(module.N) * static_cast<std::uint64_t>(module.K);
     totals.parameters += parameters;
     totals.module_bytes += module.bytes;
     Totals::Width& width = totals.widths[spec_text(module.spec)];
@@ -246,17 +247,15 @@ void print_text(const Flags& flags, const Checkpoint& checkpoint, const Inspecto
                 const std::string& machine, Output& out) {
   const ModelConfig& config = checkpoint.config();
   out.line(flags.model);
-  out.line(format("%s: %lld layers, hidden %lld, intermediate %lld, heads %lld (kv %lld) of %lld, "
-                  "vocabulary %lld%s, context %lld",
-                  config.model_type.c_str(), static_cast<long long>(config.num_hidden_layers),
-                  static_cast<long long>(config.hidden_size),
-                  static_cast<long long>(config.intermediate_size),
-                  static_cast<long long>(config.num_attention_heads),
-                  static_cast<long long>(config.num_key_value_heads),
-                  static_cast<long long>(config.head_dim),
-                  static_cast<long long>(config.vocab_size),
-                  config.tie_word_embeddings ? " (tied head)" : "",
-                  static_cast<long long>(config.max_position_embeddings)));
+  out.line(format(
+      "%s: %lld layers, hidden %lld, intermediate %lld, heads %lld (kv %lld) of %lld, "
+      "vocabulary %lld%s, context %lld",
+      config.model_type.c_str(), static_cast<long long>(config.num_hidden_layers),
+      static_cast<long long>(config.hidden_size), static_cast<long long>(config.intermediate_size),
+      static_cast<long long>(config.num_attention_heads),
+      static_cast<long long>(config.num_key_value_heads), static_cast<long long>(config.head_dim),
+      static_cast<long long>(config.vocab_size), config.tie_word_embeddings ? " (tied head)" : "",
+      static_cast<long long>(config.max_position_embeddings)));
   out.line("kernels for " + machine + ", activations " + to_string(inspector.activations()) + "\n");
 
   Table table({{"module"},
@@ -280,7 +279,8 @@ void print_text(const Flags& flags, const Checkpoint& checkpoint, const Inspecto
   for (const auto& [reason, path] : reasons) out.line("no kernel (" + path + "): " + reason);
 
   const Totals totals = count(checkpoint);
-  Table widths({{"format"}, {"modules", true}, {"weights", true}, {"bytes", true}, {"bits/weight", true}});
+  Table widths(
+      {{"format"}, {"modules", true}, {"weights", true}, {"bytes", true}, {"bits/weight", true}});
   for (const auto& [name, width] : totals.widths) {
     widths.row({name, std::to_string(width.modules), std::to_string(width.parameters),
                 std::to_string(width.bytes),
@@ -341,7 +341,8 @@ void add_inspect(CLI::App& app, Context& context) {
       ->type_name("NAME");
   command->add_flag("--explain", flags->explain, "Every kernel's verdict");
   command->add_flag("--json", flags->json, "Print one JSON object");
-  flags->run.add_to(*command, kThreadOptions | kNumericOptions | kFusionOptions | kMmapOptions);
+  flags->run.add_to(
+      *command, kThreadOptions | kDeviceOptions | kNumericOptions | kFusionOptions | kMmapOptions);
   command->footer(
       "Examples:\n"
       "  qmlp inspect models/smollm2-135m\n"

@@ -12,10 +12,9 @@ std::string compact(const Value& value) {
 }
 
 void write_indented(const Value& value, int indent, int depth, std::string& out) {
-  const bool flat_array = value.is_array() && std::none_of(value.begin(), value.end(),
-                                                           [](const Value& v) {
-                                                             return v.is_structured();
-                                                           });
+  const bool flat_array =
+      value.is_array() &&
+      std::none_of(value.begin(), value.end(), [](const Value& v) { return v.is_structured(); });
   if (!value.is_structured() || value.empty() || flat_array) {
     out += compact(value);
     return;
@@ -30,7 +29,7 @@ void write_indented(const Value& value, int indent, int depth, std::string& out)
     if (value.is_object()) out += compact(Value(it.key())) + ": ";
     write_indented(*it, indent, depth + 1, out);
   }
-  out += "\n" + inner.substr(static_cast<std::size_t>(indent));
+  out.append("\n").append(inner, static_cast<std::size_t>(indent));
   out += value.is_object() ? "}" : "]";
 }
 

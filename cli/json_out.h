@@ -12,17 +12,16 @@ namespace qmlp::cli {
 // bytes that are not UTF-8 become U+FFFD.
 class Json {
  public:
-  Json();  // null
-  Json(bool value);                                   // NOLINT: implicit by design
-  Json(double value);                                 // NOLINT
-  Json(std::string_view text);                        // NOLINT
-  Json(const char* text) : Json(std::string_view(text)) {}  // NOLINT
+  Json();                                                          // null
+  Json(bool value);                                                // NOLINT: implicit by design
+  Json(double value);                                              // NOLINT
+  Json(std::string_view text);                                     // NOLINT
+  Json(const char* text) : Json(std::string_view(text)) {}         // NOLINT
   Json(const std::string& text) : Json(std::string_view(text)) {}  // NOLINT
   template <std::signed_integral Integer>
   Json(Integer value) : Json(Signed{value}) {}  // NOLINT
   template <std::unsigned_integral Integer>
-    requires(!std::same_as<Integer, bool>)
-  Json(Integer value) : Json(Unsigned{value}) {}  // NOLINT
+  requires(!std::same_as<Integer, bool>) Json(Integer value) : Json(Unsigned{value}) {}  // NOLINT
   ~Json();
   Json(Json&& other) noexcept;
   Json& operator=(Json&& other) noexcept;

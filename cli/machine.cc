@@ -51,8 +51,9 @@ std::vector<CacheLevel> cache_levels() {
     const std::string type = first_line(folder + "type");
     if (type.empty()) break;
     const std::string suffix = type == "Data" ? "d" : type == "Instruction" ? "i" : "";
-    levels.push_back({"L" + first_line(folder + "level") + suffix,
-                      size_with_unit(first_line(folder + "size"))});
+    std::string name = "L";
+    name.append(first_line(folder + "level")).append(suffix);
+    levels.push_back({name, size_with_unit(first_line(folder + "size"))});
   }
   return levels;
 }

@@ -13,13 +13,13 @@ struct CacheLevel {
 
 // What the system says about this machine; for reports, never for choosing kernels.
 struct MachineInfo {
-  std::string cpu;             // model name
+  std::string cpu;  // model name
   int online_cpus = 0;
-  int affinity_cpus = 0;       // CPUs this process may run on
-  double cgroup_cpus = 0.0;    // the cgroup's CPU quota; 0: none
+  int affinity_cpus = 0;     // CPUs this process may run on
+  double cgroup_cpus = 0.0;  // the cgroup's CPU quota; 0: none
   std::uint64_t memory_bytes = 0;
   std::vector<CacheLevel> caches;
-  std::string system;          // kernel name and release
+  std::string system;  // kernel name and release
   std::uint64_t last_level_cache_bytes() const;
 };
 MachineInfo machine_info();

@@ -48,6 +48,7 @@ int run_command(Context& context, int argc, const char* const* argv) {
 // Every way a command can end, as an exit status.
 int guarded_main(int argc, const char* const* argv) {
   Context context;
+  for (int i = 0; i < argc; ++i) context.command_line += (i > 0 ? " " : "") + std::string(argv[i]);
   const auto report = [&](int status, std::string_view text) {
     context.out.discard();  // half a result would look like a whole one
     print_error(text);

@@ -47,6 +47,8 @@ void RunFlags::add_to(CLI::App& command, unsigned groups) {
     command.add_option("--threads", threads_, "Threads (QMLP_THREADS; default: what may be used)")
         ->type_name("N")
         ->group(group);
+  }
+  if (groups & kDeviceOptions) {
     command.add_option("--device", device_, "cpu, or cuda[:N]")->type_name("DEV")->group(group);
     command.add_option("--isa", isa_, "Best instruction set: portable, avx2, avx512 (QMLP_ISA)")
         ->type_name("ISA")
@@ -116,6 +118,8 @@ RunOptions RunFlags::resolve() const {
       options.num_threads = static_cast<int>(parse_int(s->source, s->text, 1, 1024));
       options.threads_source = s->source;
     }
+  }
+  if (groups_ & kDeviceOptions) {
     if (const auto s = setting("--isa", isa_, "QMLP_ISA")) {
       const std::string_view name = parse_isa(s->source, s->text);
       if (isa_from_name(name) > options.facts.isa) {
@@ -166,12 +170,19 @@ RunOptions RunFlags::resolve() const {
   return options;
 }
 
+std::vector<std::int64_t> resolve_thread_list(const std::optional<std::string>& text) {
+  const auto s = setting("--threads", text, "QMLP_THREADS");
+  if (!s) return {default_num_threads()};
+  return parse_int_list(s->source, s->text, 1, 1024);
+}
+
 void add_int_option(CLI::App& command, const std::string& names, std::int64_t& value,
                     std::int64_t min, std::int64_t max, const std::string& help) {
   const std::string name = names.substr(names.rfind(',') + 1);
   command
       .add_option_function<std::string>(
-          names, [&value, name, min, max](const std::string& text) {
+          names,
+          [&value, name, min, max](const std::string& text) {
             value = parse_int(name, text, min, max);
           },
           help)
@@ -183,7 +194,8 @@ void add_double_option(CLI::App& command, const std::string& names, std::optiona
   const std::string name = names.substr(names.rfind(',') + 1);
   command
       .add_option_function<std::string>(
-          names, [&value, name, min, max](const std::string& text) {
+          names,
+          [&value, name, min, max](const std::string& text) {
             value = parse_double(name, text, min, max);
           },
           help)

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "qmlp/model.h"
 #include "qmlp/plan.h"
@@ -16,8 +17,8 @@ namespace qmlp::cli {
 
 struct Context;
 
-// The switches that several commands share, resolved: an option beats its QMLP_* variable, which beats
-// the default. Variables are read here alone, once.
+// The switches that several commands share, resolved: an option beats its QMLP_* variable, which
+// beats the default. Variables are read here alone, once.
 struct RunOptions {
   int num_threads = 1;
   std::string threads_source;  // "--threads", "QMLP_THREADS" or "default"
@@ -32,7 +33,8 @@ struct RunOptions {
 
 // Which of the shared options a command has.
 enum OptionGroup : unsigned {
-  kThreadOptions = 1,    // --threads, --isa, --device
+  kThreadOptions = 1,    // --threads
+  kDeviceOptions = 128,  // --isa, --device
   kNumericOptions = 2,   // --activations, --precision, --accumulation
   kFusionOptions = 4,    // --fused, --fuse-min-m, --fused-max-calls, --poison-scratch
   kTapOptions = 8,       // --tap-gate
@@ -51,13 +53,16 @@ class RunFlags {
 
  private:
   unsigned groups_ = 0;
-  std::optional<std::string> threads_, isa_, device_, activations_, precision_, accumulation_, fused_,
-      fuse_min_m_, fused_max_calls_, tap_gate_;
+  std::optional<std::string> threads_, isa_, device_, activations_, precision_, accumulation_,
+      fused_, fuse_min_m_, fused_max_calls_, tap_gate_;
   int poison_scratch_ = 0;  // > 0: asked for, < 0: refused
   int progress_ = 0;
   bool counts_ = false;
   bool no_mmap_ = false;
 };
+
+// The thread counts of a --threads list, else QMLP_THREADS, else what this process may use.
+std::vector<std::int64_t> resolve_thread_list(const std::optional<std::string>& text);
 
 // Options whose text is checked by parse.h, so that every message has the same form.
 void add_int_option(CLI::App& command, const std::string& names, std::int64_t& value,

@@ -11,8 +11,8 @@ struct ReaderGone : std::runtime_error {
   ReaderGone() : std::runtime_error("standard output: the reader has closed it") {}
 };
 
-// Buffered standard output that reports every failed write: a full disk or a closed descriptor throws
-// Exception (Errc::io), a closed pipe throws ReaderGone.
+// Buffered standard output that reports every failed write: a full disk or a closed descriptor
+// throws Exception (Errc::io), a closed pipe throws ReaderGone.
 class Output {
  public:
   void write(std::string_view text);

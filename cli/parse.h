@@ -9,8 +9,8 @@
 
 #include "qmlp/types.h"
 
-// Turns the text of options and variables into values. `name` is the option or variable that an error
-// names; every function throws Exception (Errc::invalid_argument).
+// Turns the text of options and variables into values. `name` is the option or variable that an
+// error names; every function throws Exception (Errc::invalid_argument).
 namespace qmlp::cli {
 
 std::int64_t parse_int(std::string_view name, std::string_view text, std::int64_t min,

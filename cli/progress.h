@@ -7,7 +7,8 @@
 
 namespace qmlp::cli {
 
-// One line on standard error that is rewritten as work goes on; plain lines where that is no terminal.
+// One line on standard error that is rewritten as work goes on; plain lines where that is no
+// terminal.
 class Progress {
  public:
   explicit Progress(bool enabled);

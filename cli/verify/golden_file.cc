@@ -1,4 +1,4 @@
-#include "verify/golden_file.h"
+#include "golden_file.h"
 
 #include <cstdio>
 #include <cstdlib>

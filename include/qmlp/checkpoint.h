@@ -42,8 +42,8 @@ struct ModelConfig {
 // One stored tensor as the file describes it.
 struct TensorInfo {
   std::string name;
-  std::string file;  // name of the safetensors file that holds it
-  std::string dtype; // as safetensors spells it: "U32", "F16", "BF16", "F32"
+  std::string file;   // name of the safetensors file that holds it
+  std::string dtype;  // as safetensors spells it: "U32", "F16", "BF16", "F32"
   std::vector<std::int64_t> shape;
   std::uint64_t bytes = 0;
 };
@@ -56,7 +56,7 @@ struct ModuleInfo {
   std::int64_t K = 0;
   std::uint64_t bytes = 0;       // weight, scales, biases and linear bias
   bool has_linear_bias = false;  // a `<path>.bias` tensor exists
-  std::string spec_source;       // "config quantization", "config quantization.<key>", "unquantized"
+  std::string spec_source;  // "config quantization", "config quantization.<key>", "unquantized"
 };
 
 struct CheckpointOptions {
@@ -73,8 +73,8 @@ class Checkpoint {
 
   const std::string& path() const noexcept;
   const ModelConfig& config() const noexcept;
-  const std::vector<TensorInfo>& tensors() const noexcept;  // sorted by name
-  const std::vector<ModuleInfo>& modules() const noexcept;  // in layer order, embedding first
+  const std::vector<TensorInfo>& tensors() const noexcept;    // sorted by name
+  const std::vector<ModuleInfo>& modules() const noexcept;    // in layer order, embedding first
   const std::vector<std::string>& warnings() const noexcept;  // unused tensors, unmatched overrides
   std::uint64_t file_bytes() const noexcept;
   bool mapped() const noexcept;
@@ -94,8 +94,8 @@ class Checkpoint {
 };
 
 // `--bits gate=4,up=8,down=6/32,layers.0.*=8`: bits, or bits/group, for the modules that a pattern
-// matches; the last match wins. A pattern without '.' or '*' is a projection's short name (gate, up,
-// down, q, k, v, o, embed, head); others match the module path, '*' standing for any text.
+// matches; the last match wins. A pattern without '.' or '*' is a projection's short name (gate,
+// up, down, q, k, v, o, embed, head); others match the module path, '*' standing for any text.
 struct QuantPattern {
   std::string pattern;
   int bits = 4;
@@ -104,23 +104,24 @@ struct QuantPattern {
 Result<std::vector<QuantPattern>> parse_quant_patterns(std::string_view text);
 
 struct ConvertOptions {
-  std::vector<QuantPattern> patterns;     // empty: keep an affine source as it is
-  std::optional<int> group_size;          // default group for patterns without one
-  std::optional<DType> scale_dtype;       // default: the source's own
-  bool force = false;                     // replace an existing folder
+  std::vector<QuantPattern> patterns;  // empty: keep an affine source as it is
+  std::optional<int> group_size;       // default group for patterns without one
+  std::optional<DType> scale_dtype;    // default: the source's own
+  bool force = false;                  // replace an existing folder
   std::function<void(std::string_view what, std::int64_t done, std::int64_t total)> progress;
-  std::function<bool()> stop_requested;   // polled between tensors; a stop leaves nothing behind
+  std::function<bool()> stop_requested;  // polled between tensors; a stop leaves nothing behind
 };
 
 struct ConvertReport {
   std::int64_t num_tensors = 0;
   std::uint64_t bytes_written = 0;
-  bool lossless = false;            // every quantized value is exactly the source's
-  std::vector<std::string> notes;   // what a user should know: scales stored wider, and so on
+  bool lossless = false;           // every quantized value is exactly the source's
+  std::vector<std::string> notes;  // what a user should know: scales stored wider, and so on
 };
 
 // Writes an MLX checkpoint directory from a GGUF file, an MLX checkpoint, or a float safetensors
-// directory. Written under a temporary name and renamed when complete. Formats: docs/checkpoints.md.
+// directory. Written under a temporary name and renamed when complete. Formats:
+// docs/checkpoints.md.
 Result<ConvertReport> convert(const std::string& source, const std::string& destination,
                               const ConvertOptions& options = {});
 

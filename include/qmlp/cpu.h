@@ -8,8 +8,8 @@
 
 namespace qmlp {
 
-// Threads that run an op's tasks. The calling thread is one of them. A pool serves one call at a time;
-// concurrent calls from several threads queue.
+// Threads that run an op's tasks. The calling thread is one of them. A pool serves one call at a
+// time; concurrent calls from several threads queue.
 class ThreadPool {
  public:
   // num_threads >= 1.
@@ -44,7 +44,8 @@ class ThreadPool {
 // A stream whose ops run on the pool's threads and are finished when the call returns.
 inline Stream cpu_stream(ThreadPool& pool) noexcept { return {Device{}, &pool}; }
 
-// Threads to use by default: the least of the affinity mask, the cgroup's quota and the online CPUs.
+// Threads to use by default: the least of the affinity mask, the cgroup's quota and the online
+// CPUs.
 int default_num_threads() noexcept;
 
 }  // namespace qmlp

@@ -66,8 +66,9 @@ enum class Logits : std::uint8_t { none, last, all };
 class Model {
  public:
   // Packs with the pool's threads. The checkpoint may be closed afterwards.
-  static Result<std::shared_ptr<const Model>> load(const std::shared_ptr<const Checkpoint>& checkpoint,
-                                                   const ModelOptions& options, ThreadPool& pool);
+  static Result<std::shared_ptr<const Model>> load(
+      const std::shared_ptr<const Checkpoint>& checkpoint, const ModelOptions& options,
+      ThreadPool& pool);
   ~Model();
 
   const ModelConfig& config() const noexcept;
@@ -104,8 +105,9 @@ class Session {
   std::uint64_t cache_bytes() const noexcept;
 
   // Appends tokens. `out` holds vocab_size floats for Logits::last, tokens.size() * vocab_size for
-  // all, and may be empty for none. The logits' bits depend on the token sequence alone. Errors: past
-  // max_tokens, an id out of range, a non-finite layer (named); the position is unchanged then.
+  // all, and may be empty for none. The logits' bits depend on the token sequence alone. Errors:
+  // past max_tokens, an id out of range, a non-finite layer (named); the position is unchanged
+  // then.
   Status forward(std::span<const std::int32_t> tokens, Logits logits, std::span<float> out);
 
   Status truncate(std::int64_t position);  // forgets the tokens after `position`

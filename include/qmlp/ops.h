@@ -30,10 +30,11 @@ Result<PackedWeightPtr> pack(const Plan& plan, const QuantizedTensorView& weight
 Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index);
 
 struct PackedInfo {
-  std::size_t bytes = 0;          // owned by this weight
-  std::int64_t blocks = 0;        // blocks of 16 output features, all parts
-  std::int64_t exact_blocks = 0;  // blocks kept as decoded floats, since fast decoding would round wrongly
-  bool non_finite = false;        // some decoded weight is infinite or NaN
+  std::size_t bytes = 0;    // owned by this weight
+  std::int64_t blocks = 0;  // blocks of 16 output features, all parts
+  std::int64_t exact_blocks =
+      0;  // blocks kept as decoded floats, since fast decoding would round wrongly
+  bool non_finite = false;  // some decoded weight is infinite or NaN
 };
 PackedInfo packed_info(const PackedWeight& packed) noexcept;
 
@@ -50,13 +51,14 @@ struct LinearEpilogue {
   MatrixView residual;                     // added last when data is not null; may be out itself
 };
 
-// out[M, intermediate] = silu(x * gate^T) * (x * up^T). x [M, hidden], both of the plan's activation
-// type. out may not overlap x. Asynchronous on device streams; allocates nothing.
+// out[M, intermediate] = silu(x * gate^T) * (x * up^T). x [M, hidden], both of the plan's
+// activation type. out may not overlap x. Asynchronous on device streams; allocates nothing.
 Status fused_swiglu(const Plan& plan, const PackedWeight& weight, const MatrixView& x,
                     const MutableMatrixView& out, const Workspace& workspace, const Stream& stream,
                     const SwigluEpilogue& epilogue = {}) noexcept;
 
-// out[M, N] = x * w^T (+ linear bias) (+ residual), each rounded as docs/numerics.md section 4 says.
+// out[M, N] = x * w^T (+ linear bias) (+ residual), each rounded as docs/numerics.md section 4
+// says.
 Status quantized_linear(const Plan& plan, const PackedWeight& weight, const MatrixView& x,
                         const MutableMatrixView& out, const Workspace& workspace,
                         const Stream& stream, const LinearEpilogue& epilogue = {}) noexcept;
@@ -65,8 +67,8 @@ Status quantized_linear(const Plan& plan, const PackedWeight& weight, const Matr
 Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
                          const Stream& stream) noexcept;
 
-// The whole MLP: quantized_linear(down, fused_swiglu(gate, up, x)) (+ residual), with exactly the bits
-// of the separate calls. The hidden rows live in the workspace.
+// The whole MLP: quantized_linear(down, fused_swiglu(gate, up, x)) (+ residual), with exactly the
+// bits of the separate calls. The hidden rows live in the workspace.
 std::size_t mlp_workspace_bytes(const Plan& swiglu, const Plan& down, std::int64_t M) noexcept;
 Status fused_mlp(const Plan& swiglu, const PackedWeight& gate_up, const Plan& down,
                  const PackedWeight& down_weight, const MatrixView& x, const MutableMatrixView& out,

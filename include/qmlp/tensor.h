@@ -32,7 +32,7 @@ struct BasicMatrixView {
   std::int64_t cols = 0;
   std::int64_t row_stride = 0;  // in elements
   DType dtype = DType::bf16;
-  Device device;
+  Device device = {};
 };
 using MatrixView = BasicMatrixView<const std::byte>;
 using MutableMatrixView = BasicMatrixView<std::byte>;

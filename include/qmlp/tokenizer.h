@@ -17,8 +17,8 @@ struct ChatMessage {
   std::string content;
 };
 
-// A byte-level BPE tokenizer read from a checkpoint folder's tokenizer.json and tokenizer_config.json.
-// Immutable and safe to share between threads.
+// A byte-level BPE tokenizer read from a checkpoint folder's tokenizer.json and
+// tokenizer_config.json. Immutable and safe to share between threads.
 class Tokenizer {
  public:
   static Result<std::shared_ptr<const Tokenizer>> open(const std::string& checkpoint_path);

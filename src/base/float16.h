@@ -25,7 +25,8 @@ inline float f16_to_f32(std::uint16_t bits) noexcept {
     const std::uint32_t payload = (magnitude & 0x3FFu) << 13;
     return std::bit_cast<float>(sign | 0x7F800000u | payload | (payload != 0 ? 0x400000u : 0u));
   }
-  // Shifted into f32's fields the value is too small by 2^112; the product also normalises subnormals.
+  // Shifted into f32's fields the value is too small by 2^112; the product also normalises
+  // subnormals.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
 }

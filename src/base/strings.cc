@@ -8,23 +8,34 @@ namespace qmlp {
 
 const char* to_string(Errc code) noexcept {
   switch (code) {
-    case Errc::invalid_argument: return "invalid_argument";
-    case Errc::unsupported: return "unsupported";
-    case Errc::corrupt_file: return "corrupt_file";
-    case Errc::io: return "io";
-    case Errc::out_of_memory: return "out_of_memory";
-    case Errc::device: return "device";
-    case Errc::interrupted: return "interrupted";
-    case Errc::internal: return "internal";
+    case Errc::invalid_argument:
+      return "invalid_argument";
+    case Errc::unsupported:
+      return "unsupported";
+    case Errc::corrupt_file:
+      return "corrupt_file";
+    case Errc::io:
+      return "io";
+    case Errc::out_of_memory:
+      return "out_of_memory";
+    case Errc::device:
+      return "device";
+    case Errc::interrupted:
+      return "interrupted";
+    case Errc::internal:
+      return "internal";
   }
   return "unknown";
 }
 
 const char* to_string(DType dtype) noexcept {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::f16: return "f16";
-    case DType::bf16: return "bf16";
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
   }
   return "unknown";
 }
@@ -39,29 +50,46 @@ const char* to_string(Accumulation accumulation) noexcept {
 
 const char* to_string(Isa isa) noexcept {
   switch (isa) {
-    case Isa::portable: return "portable";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
-    case Isa::neon: return "neon";
-    case Isa::sm80: return "sm80";
-    case Isa::sm90a: return "sm90a";
+    case Isa::portable:
+      return "portable";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::neon:
+      return "neon";
+    case Isa::sm80:
+      return "sm80";
+    case Isa::sm90a:
+      return "sm90a";
   }
   return "unknown";
 }
 
 const char* to_string(Reason reason) noexcept {
   switch (reason) {
-    case Reason::ok: return "ok";
-    case Reason::no_device: return "no_device";
-    case Reason::no_isa: return "no_isa";
-    case Reason::dtype: return "dtype";
-    case Reason::bits: return "bits";
-    case Reason::group_size: return "group_size";
-    case Reason::shape: return "shape";
-    case Reason::alignment: return "alignment";
-    case Reason::precision: return "precision";
-    case Reason::accumulation: return "accumulation";
-    case Reason::kernel_name: return "kernel_name";
+    case Reason::ok:
+      return "ok";
+    case Reason::no_device:
+      return "no_device";
+    case Reason::no_isa:
+      return "no_isa";
+    case Reason::dtype:
+      return "dtype";
+    case Reason::bits:
+      return "bits";
+    case Reason::group_size:
+      return "group_size";
+    case Reason::shape:
+      return "shape";
+    case Reason::alignment:
+      return "alignment";
+    case Reason::precision:
+      return "precision";
+    case Reason::accumulation:
+      return "accumulation";
+    case Reason::kernel_name:
+      return "kernel_name";
   }
   return "unknown";
 }

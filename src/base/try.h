@@ -4,11 +4,11 @@
 // QMLP_ASSIGN(auto value, result) also binds the value of a good Result.
 #define QMLP_CONCAT_(a, b) a##b
 #define QMLP_CONCAT(a, b) QMLP_CONCAT_(a, b)
-#define QMLP_TRY(expression)                                        \
-  do {                                                              \
-    if (auto qmlp_status_ = (expression); !qmlp_status_) {          \
-      return qmlp_status_.error();                                  \
-    }                                                               \
+#define QMLP_TRY(expression)                               \
+  do {                                                     \
+    if (auto qmlp_status_ = (expression); !qmlp_status_) { \
+      return qmlp_status_.error();                         \
+    }                                                      \
   } while (false)
 #define QMLP_ASSIGN_(temporary, declaration, expression) \
   auto temporary = (expression);                         \

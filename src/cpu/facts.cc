@@ -31,7 +31,7 @@ Isa detect_isa() noexcept {
   const std::uint64_t states = saved_states();
   if ((states & 0x6u) != 0x6u) return Isa::portable;  // XMM and YMM
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return Isa::portable;
-  if ((b >> 5 & 1u) == 0) return Isa::portable;  // AVX2
+  if ((b >> 5 & 1u) == 0) return Isa::portable;                            // AVX2
   constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   if ((b & kAvx512) == kAvx512 && (states & 0xE6u) == 0xE6u) return Isa::avx512;
   return Isa::avx2;

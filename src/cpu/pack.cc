@@ -36,8 +36,9 @@ float fast_weight(float scale, int code, float bias, DType activation) noexcept 
   return a - a * keep;
 }
 
-// Whether the fast decoding of every code of a group is the exactly rounded weight, by the ranges of
-// docs/numerics.md section 2: the f32 sum s*q + z is exact, or its rounding cannot meet that of T.
+// Whether the fast decoding of every code of a group is the exactly rounded weight, by the ranges
+// of docs/numerics.md section 2: the f32 sum s*q + z is exact, or its rounding cannot meet that of
+// T.
 bool fast_by_range(float scale, float bias, const QuantSpec& spec, DType activation) noexcept {
   const float s = std::fabs(scale), z = std::fabs(bias);
   constexpr float kLeast = 0x1p-60f, kMost = 0x1p60f;
@@ -85,7 +86,8 @@ struct BlockFacts {
   bool non_finite = false;
 };
 
-BlockFacts inspect_block(const QuantizedTensorView& w, std::int64_t block, DType activation) noexcept {
+BlockFacts inspect_block(const QuantizedTensorView& w, std::int64_t block,
+                         DType activation) noexcept {
   BlockFacts facts;
   const std::int64_t row_end = std::min<std::int64_t>(w.N, (block + 1) * kLanes);
   const std::int64_t groups = w.K / w.spec.group_size;
@@ -116,7 +118,8 @@ std::uint64_t code_block_bytes(const QuantSpec& spec, std::int64_t K) noexcept {
   return static_cast<std::uint64_t>(K / spec.group_size) * group;
 }
 
-void fill_code_block(const QuantizedTensorView& w, std::int64_t block, unsigned char* out) noexcept {
+void fill_code_block(const QuantizedTensorView& w, std::int64_t block,
+                     unsigned char* out) noexcept {
   const std::size_t element = size_of(w.spec.scale_dtype);
   const std::int64_t groups = w.K / w.spec.group_size;
   const std::int64_t row_bytes = w.K * w.spec.bits / 8;
@@ -241,7 +244,8 @@ Result<std::shared_ptr<const PackedMatrix>> pack_matrix(const QuantizedTensorVie
   return std::shared_ptr<const PackedMatrix>(std::move(packed));
 }
 
-void decode_row(const PackedMatrix& matrix, DType activation, std::int64_t row, void* out) noexcept {
+void decode_row(const PackedMatrix& matrix, DType activation, std::int64_t row,
+                void* out) noexcept {
   const BlockMatrix& w = matrix.blocks;
   const std::int64_t block = row / kLanes;
   const std::int64_t lane = row % kLanes;
@@ -261,7 +265,8 @@ void decode_row(const PackedMatrix& matrix, DType activation, std::int64_t row, 
     const float z = load_float(data + scales_bytes, scale_type, lane);
     data += 2 * scales_bytes;
     std::byte codes[128];  // 128 codes of 8 bits
-    for (std::int64_t j = 0; j < words; ++j) std::memcpy(codes + 4 * j, data + 4 * (j * kLanes + lane), 4);
+    for (std::int64_t j = 0; j < words; ++j)
+      std::memcpy(codes + 4 * j, data + 4 * (j * kLanes + lane), 4);
     data += words * 4 * kLanes;
     for (int i = 0; i < w.group_size; ++i) {
       store_float(out, activation, k + i,

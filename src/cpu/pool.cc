@@ -92,7 +92,8 @@ void ThreadPool::run(std::int64_t num_tasks, Task task, void* context) noexcept 
   impl_->num_tasks = num_tasks;
   impl_->task = task;
   impl_->context = context;
-  impl_->running.store(static_cast<std::uint32_t>(impl_->num_threads - 1), std::memory_order_relaxed);
+  impl_->running.store(static_cast<std::uint32_t>(impl_->num_threads - 1),
+                       std::memory_order_relaxed);
   impl_->generation.fetch_add(1, std::memory_order_release);
   impl_->generation.notify_all();
   impl_->run_share(0);

@@ -18,8 +18,8 @@ const IsaFunctions& functions_of(Isa isa) noexcept {
   return *functions_portable();
 }
 
-// Rows of x that are carried at a time: as many as keep their f32 form near 8 MiB, so that a decoded
-// panel is used often and x stays in the last cache. A multiple of every tile height.
+// Rows of x that are carried at a time: as many as keep their f32 form near 8 MiB, so that a
+// decoded panel is used often and x stays in the last cache. A multiple of every tile height.
 std::int64_t chunk_rows(std::int64_t K, bool tensor) noexcept {
   const std::int64_t rows = (std::int64_t{8} << 20) / (std::max<std::int64_t>(K, 1) * 4);
   return std::clamp<std::int64_t>(rows / 12 * 12, 48, tensor ? 48 : 384);
@@ -85,8 +85,9 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   const Plan::State& plan = call.plan;
   ThreadPool& pool = *static_cast<ThreadPool*>(call.stream.handle);
   const IsaFunctions& isa = functions_of(kernel.isa);
-  const bool tensor = kernel.accumulation == Accumulation::tensor;
-  const KernelFunctions& functions = tensor ? isa.tensor : isa.f32;
+  const KernelFunctions& functions = kernel.body == kTensor ? isa.tensor
+                                     : kernel.body == kRows ? isa.rows
+                                                            : isa.tiles;
 
   plan::Problem problem = plan.problem;
   problem.M = call.x.rows;

@@ -6,6 +6,9 @@
 
 namespace qmlp::cpu {
 
+// plan::Kernel::body of the CPU table.
+enum Body : std::uint8_t { kTiles, kRows, kTensor };
+
 int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept;
 std::size_t kernel_workspace_bytes(const plan::Kernel& kernel, const plan::Problem& problem,
                                    const DeviceFacts& device) noexcept;

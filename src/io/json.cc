@@ -66,8 +66,13 @@ void write_double(double value, std::string& out) {
     out += "null";
     return;
   }
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  char text[64];
+  // Both forms are the shortest that read back exactly; people expect 100000.0, not 1e+05.
+  const double magnitude = std::fabs(value);
+  const bool plain = value == 0.0 || (magnitude >= 1e-4 && magnitude < 1e15);
+  const auto end = std::to_chars(text, text + sizeof text, value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific)
+                       .ptr;
   const std::string_view written(text, static_cast<std::size_t>(end - text));
   out += written;
   // Keeps a double a double when it is read again.

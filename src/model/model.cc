@@ -26,23 +26,24 @@ Result<DeviceFacts> choose_facts(const ModelOptions& options, const ThreadPool& 
   if (options.force_isa.empty()) return facts;
   for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::neon}) {
     if (options.force_isa != to_string(isa)) continue;
-    const bool usable = isa == Isa::portable || isa == facts.isa ||
-                        (isa == Isa::avx2 && facts.isa == Isa::avx512);
+    const bool usable =
+        isa == Isa::portable || isa == facts.isa || (isa == Isa::avx2 && facts.isa == Isa::avx512);
     if (!usable) {
-      return Error{Errc::unsupported, concat("isa: ", options.force_isa,
-                                             " is not on this machine, which has ",
-                                             to_string(facts.isa))};
+      return Error{Errc::unsupported,
+                   concat("isa: ", options.force_isa, " is not on this machine, which has ",
+                          to_string(facts.isa))};
     }
     facts.isa = isa;
     return facts;
   }
-  return Error{Errc::invalid_argument, concat("isa: is '", options.force_isa,
-                                              "', must be portable, avx2, avx512 or neon")};
+  return Error{Errc::invalid_argument,
+               concat("isa: is '", options.force_isa, "', must be portable, avx2, avx512 or neon")};
 }
 
 Status check_config(const ModelConfig& config) {
   const auto refuse = [](const char* field, std::int64_t have, std::string_view need) -> Status {
-    return Error{Errc::unsupported, concat("config.json: ", field, " is ", have, ", must be ", need)};
+    return Error{Errc::unsupported,
+                 concat("config.json: ", field, " is ", have, ", must be ", need)};
   };
   const std::pair<const char*, std::int64_t> sizes[] = {
       {"hidden_size", config.hidden_size},
@@ -124,7 +125,8 @@ class Loader {
     for (const std::int64_t value :
          {c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
           c.num_key_value_heads, c.head_dim, c.vocab_size,
-          static_cast<std::int64_t>(model_.activations), static_cast<std::int64_t>(model_.precision),
+          static_cast<std::int64_t>(model_.activations),
+          static_cast<std::int64_t>(model_.precision),
           static_cast<std::int64_t>(c.rope_traditional), static_cast<std::int64_t>(c.rope_kind)}) {
       hash_.mix(static_cast<std::uint64_t>(value));
     }
@@ -168,8 +170,8 @@ class Loader {
     auto values = checkpoint_.float_tensor(name);
     if (!values) return values.error();
     if (static_cast<std::int64_t>(values->size()) != count) {
-      return Error{Errc::corrupt_file, concat(name, ": holds ", values->size(),
-                                              " values, the model needs ", count)};
+      return Error{Errc::corrupt_file,
+                   concat(name, ": holds ", values->size(), " values, the model needs ", count)};
     }
     for (std::size_t i = 0; i < values->size(); ++i) {
       (*values)[i] = round_to((*values)[i], model_.activations);
@@ -350,13 +352,20 @@ class Loader {
 
 const char* to_string(Tap tap) noexcept {
   switch (tap) {
-    case Tap::embedding: return "embedding";
-    case Tap::attention_out: return "attention_out";
-    case Tap::gate: return "gate";
-    case Tap::swiglu: return "swiglu";
-    case Tap::layer_out: return "layer_out";
-    case Tap::final_norm: return "final_norm";
-    case Tap::logits: return "logits";
+    case Tap::embedding:
+      return "embedding";
+    case Tap::attention_out:
+      return "attention_out";
+    case Tap::gate:
+      return "gate";
+    case Tap::swiglu:
+      return "swiglu";
+    case Tap::layer_out:
+      return "layer_out";
+    case Tap::final_norm:
+      return "final_norm";
+    case Tap::logits:
+      return "logits";
   }
   return "unknown";
 }

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxPrefillChunk = 8192;
 
 // One quantized_linear of the model.
 struct LinearOp {
-  std::size_t index = 0;         // in Model::ops()
+  std::size_t index = 0;        // in Model::ops()
   std::vector<std::byte> bias;  // activation type; empty: none
 };
 

@@ -78,8 +78,8 @@ std::int32_t Sampler::sample(std::span<const float> logits, std::span<const std:
       const float original = logits[static_cast<std::size_t>(id)];
       if (original != original) continue;
       // From the original each time: a token that came twice is penalised once.
-      const double penalised = original > 0.0f ? original / options_.repeat_penalty
-                                               : original * options_.repeat_penalty;
+      const double penalised =
+          original > 0.0f ? original / options_.repeat_penalty : original * options_.repeat_penalty;
       candidates_[static_cast<std::size_t>(id)].first = static_cast<float>(penalised);
     }
   }

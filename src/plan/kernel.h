@@ -47,9 +47,11 @@ struct Kernel {
   DType activation;
   Isa isa;
   Accumulation accumulation;
-  std::uint32_t layout_id;  // kernels that share it can share packed weights
+  std::uint8_t body;            // which of its backend's bodies runs
+  std::uint32_t layout_id;      // kernels that share it can share packed weights
   std::int64_t M_begin, M_end;  // the rows it is meant for; any kernel is right at any M
-  int (*run)(const Kernel& kernel, const OpCall& call) noexcept;  // 0 or an Errc; null: not in this build
+  int (*run)(const Kernel& kernel,
+             const OpCall& call) noexcept;  // 0 or an Errc; null: not in this build
   std::size_t (*workspace_bytes)(const Kernel& kernel, const Problem& problem,
                                  const DeviceFacts& device) noexcept;
 };
@@ -59,8 +61,8 @@ std::span<const Kernel> kernels(DeviceKind kind) noexcept;
 
 Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts& device) noexcept;
 // The first kernel that takes the problem; null when none does.
-const Kernel* select(std::span<const Kernel> table, const Problem& problem, const DeviceFacts& device,
-                     std::string_view force_kernel) noexcept;
+const Kernel* select(std::span<const Kernel> table, const Problem& problem,
+                     const DeviceFacts& device, std::string_view force_kernel) noexcept;
 
 void count_dispatch(const Kernel& kernel) noexcept;
 

@@ -49,19 +49,22 @@ Status check_matrix(std::string_view op, std::string_view name, const BasicMatri
                               "]");
   }
   if (view.dtype != dtype) {
-    return argument_error(op, name, std::string("is ") + to_string(view.dtype) + ", needs " +
-                                        to_string(dtype));
+    return argument_error(
+        op, name, std::string("is ") + to_string(view.dtype) + ", needs " + to_string(dtype));
   }
   if (rows > 1 && view.row_stride < cols) {
-    return argument_error(op, name, "has row stride " + std::to_string(view.row_stride) +
-                                        ", needs at least " + std::to_string(cols) + " elements");
+    return argument_error(op, name,
+                          "has row stride " + std::to_string(view.row_stride) +
+                              ", needs at least " + std::to_string(cols) + " elements");
   }
   if (rows == 0) return {};
-  if (view.data == nullptr) return argument_error(op, name, "is null, needs " + std::to_string(rows) + " rows");
+  if (view.data == nullptr)
+    return argument_error(op, name, "is null, needs " + std::to_string(rows) + " rows");
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   if (address % size_of(dtype) != 0) {
-    return argument_error(op, name, "is at an address that is no multiple of its " +
-                                        std::to_string(size_of(dtype)) + "-byte element");
+    return argument_error(op, name,
+                          "is at an address that is no multiple of its " +
+                              std::to_string(size_of(dtype)) + "-byte element");
   }
   const auto span = checked_mul<std::int64_t>(std::max<std::int64_t>(rows - 1, 1),
                                               std::max(view.row_stride, cols));
@@ -80,7 +83,8 @@ Status check_bias(std::string_view op, std::string_view name, const std::byte* b
 
 Status check_stream(std::string_view op, const Plan::State& plan, const Stream& stream) {
   if (!plan.device.present) {
-    return Error{Errc::unsupported, std::string(op) + ": the plan is for a machine that is not here"};
+    return Error{Errc::unsupported,
+                 std::string(op) + ": the plan is for a machine that is not here"};
   }
   if (stream.device.kind != plan.device.kind) {
     return argument_error(op, "stream", "is of another device than the plan's");
@@ -97,14 +101,16 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
   const Plan::State& state = plan.state();
   const plan::Problem& problem = state.problem;
   if (problem.op != kind) {
-    return argument_error(op, "plan", kind == plan::Op::swiglu ? "is for a linear, needs a SwiGLU"
-                                                               : "is for a SwiGLU, needs a linear");
+    return argument_error(op, "plan",
+                          kind == plan::Op::swiglu ? "is for a linear, needs a SwiGLU"
+                                                   : "is for a SwiGLU, needs a linear");
   }
   QMLP_TRY(check_stream(op, state, stream));
   const std::int64_t M = x.rows;
   if (M < 0 || M > problem.M) {
-    return argument_error(op, "x", "has " + std::to_string(M) + " rows, the plan takes 0 to " +
-                                       std::to_string(problem.M));
+    return argument_error(
+        op, "x",
+        "has " + std::to_string(M) + " rows, the plan takes 0 to " + std::to_string(problem.M));
   }
   if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation) {
     return argument_error(op, "weight", "was packed for another kind of plan");
@@ -146,8 +152,9 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
   }
   const std::size_t need = plan.workspace_bytes(M);
   if (workspace.bytes.size() < need) {
-    return argument_error(op, "workspace", "has " + std::to_string(workspace.bytes.size()) +
-                                               " bytes, needs " + std::to_string(need));
+    return argument_error(
+        op, "workspace",
+        "has " + std::to_string(workspace.bytes.size()) + " bytes, needs " + std::to_string(need));
   }
   if (need != 0 &&
       reinterpret_cast<std::uintptr_t>(workspace.bytes.data()) % Workspace::kAlignment != 0) {
@@ -162,10 +169,11 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
 
   const plan::Kernel& kernel = state.kernel(M);
   if (kernel.run == nullptr) {
-    return Error{Errc::unsupported, std::string(op) + ": this build has no code for " + kernel.name};
+    return Error{Errc::unsupported,
+                 std::string(op) + ": this build has no code for " + kernel.name};
   }
-  const plan::OpCall call{state,    weight,   x,       out, workspace, stream, {bias0, bias1},
-                          residual, gate_tap};
+  const plan::OpCall call{state,  weight,         x,        out,     workspace,
+                          stream, {bias0, bias1}, residual, gate_tap};
   if (const int code = kernel.run(kernel, call); code != 0) {
     return Error{static_cast<Errc>(code), std::string(kernel.name) + " failed"};
   }
@@ -181,9 +189,9 @@ Result<PackedWeightPtr> pack_parts(const Plan& plan, std::span<const QuantizedTe
   const plan::Problem& problem = state.problem;
   QMLP_TRY(check_stream("pack", state, stream));
   if (static_cast<int>(sources.size()) != problem.num_weights()) {
-    return argument_error("pack", "weights", "are " + std::to_string(sources.size()) +
-                                                 ", the plan has " +
-                                                 std::to_string(problem.num_weights()));
+    return argument_error("pack", "weights",
+                          "are " + std::to_string(sources.size()) + ", the plan has " +
+                              std::to_string(problem.num_weights()));
   }
   auto weight = std::make_shared<PackedWeight>();
   weight->device = state.device.kind;
@@ -256,8 +264,9 @@ Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixVie
     return argument_error("decode_row", "weight", "has two parts, needs one: use part()");
   }
   if (row < 0 || row >= matrix.blocks.N) {
-    return argument_error("decode_row", "row", "is " + std::to_string(row) + ", the weight has " +
-                                                   std::to_string(matrix.blocks.N));
+    return argument_error(
+        "decode_row", "row",
+        "is " + std::to_string(row) + ", the weight has " + std::to_string(matrix.blocks.N));
   }
   QMLP_TRY(check_matrix("decode_row", "out", out, 1, matrix.blocks.K, packed.activation));
   cpu::decode_row(matrix, packed.activation, row, out.data);
@@ -324,23 +333,23 @@ Status fused_mlp(const Plan& swiglu, const PackedWeight& gate_up, const Plan& do
                  const LinearEpilogue& down_epilogue) noexcept {
   const plan::Problem& problem = swiglu.state().problem;
   if (x.rows < 0 || x.rows > problem.M) {
-    return argument_error("fused_mlp", "x", "has " + std::to_string(x.rows) +
-                                                " rows, the plan takes 0 to " +
-                                                std::to_string(problem.M));
+    return argument_error("fused_mlp", "x",
+                          "has " + std::to_string(x.rows) + " rows, the plan takes 0 to " +
+                              std::to_string(problem.M));
   }
   const std::size_t need = mlp_workspace_bytes(swiglu, down, x.rows);
   if (workspace.bytes.size() < need) {
-    return argument_error("fused_mlp", "workspace",
-                          "has " + std::to_string(workspace.bytes.size()) + " bytes, needs " +
-                              std::to_string(need));
+    return argument_error(
+        "fused_mlp", "workspace",
+        "has " + std::to_string(workspace.bytes.size()) + " bytes, needs " + std::to_string(need));
   }
   const std::size_t used = hidden_bytes(swiglu, x.rows);
-  const MutableMatrixView hidden{workspace.bytes.data(), x.rows,        problem.N,
-                                 problem.N,              problem.activation, x.device};
+  const MutableMatrixView hidden{workspace.bytes.data(), x.rows,  problem.N, problem.N,
+                                 problem.activation,     x.device};
   const Workspace rest{workspace.bytes.subspan(used)};
   QMLP_TRY(fused_swiglu(swiglu, gate_up, x, hidden, rest, stream, swiglu_epilogue));
-  const MatrixView hidden_in{hidden.data, hidden.rows, hidden.cols, hidden.row_stride, hidden.dtype,
-                             hidden.device};
+  const MatrixView hidden_in{hidden.data,       hidden.rows,  hidden.cols,
+                             hidden.row_stride, hidden.dtype, hidden.device};
   return quantized_linear(down, down_weight, hidden_in, out, rest, stream, down_epilogue);
 }
 

@@ -19,9 +19,10 @@ Support supports_any(const Problem& problem, const DeviceFacts& device) noexcept
     const Support s = supports(kernel, problem, device);
     if (s) return s;
     // A row for another op or type says nothing about the problem.
-    if (kernel.op == problem.op && (s.reason != Reason::no_isa || last.reason == Reason::no_device)) {
-      const bool other_row = kernel.activation != problem.activation ||
-                             kernel.accumulation != problem.accumulation;
+    if (kernel.op == problem.op &&
+        (s.reason != Reason::no_isa || last.reason == Reason::no_device)) {
+      const bool other_row =
+          kernel.activation != problem.activation || kernel.accumulation != problem.accumulation;
       if (!other_row || last.reason == Reason::no_device) last = s;
     }
   }
@@ -67,7 +68,9 @@ Result<Plan> make(const Problem& problem, const DeviceFacts& device, const PlanO
   state->segments = std::max(problem.segments, 1);
   std::vector<std::int64_t> borders = {0};
   for (const Kernel& kernel : table) {
-    if (kernel.M_begin <= problem.M) borders.push_back(kernel.M_begin);
+    for (const std::int64_t M : {kernel.M_begin, kernel.M_end}) {
+      if (M <= problem.M) borders.push_back(M);
+    }
   }
   std::sort(borders.begin(), borders.end());
   for (const std::int64_t M : borders) {
@@ -84,15 +87,23 @@ Result<Plan> make(const Problem& problem, const DeviceFacts& device, const PlanO
 }  // namespace
 
 Problem to_problem(const SwigluProblem& p, const DeviceFacts& device) noexcept {
-  return {Op::swiglu, p.M_max,      p.intermediate, p.hidden,
-          {p.gate, p.up}, p.activation, p.precision,
-          p.accumulation.value_or(default_accumulation(device)), p.segments};
+  return {Op::swiglu,     p.M_max,
+          p.intermediate, p.hidden,
+          {p.gate, p.up}, p.activation,
+          p.precision,    p.accumulation.value_or(default_accumulation(device)),
+          p.segments};
 }
 
 Problem to_problem(const LinearProblem& p, const DeviceFacts& device) noexcept {
-  return {Op::linear, p.M_max,      p.N, p.K,
-          {p.weight, {}}, p.activation, Precision::match,
-          p.accumulation.value_or(default_accumulation(device)), p.segments};
+  return {Op::linear,
+          p.M_max,
+          p.N,
+          p.K,
+          {p.weight, {}},
+          p.activation,
+          Precision::match,
+          p.accumulation.value_or(default_accumulation(device)),
+          p.segments};
 }
 
 }  // namespace plan
@@ -108,7 +119,8 @@ std::string to_string(const Support& support) {
              std::string_view(support.field) == "accumulation") {
     text += std::string(" is ") + to_string(static_cast<Accumulation>(support.have));
   } else if (std::string_view(support.field) == "op") {
-    text += support.have == static_cast<std::int64_t>(plan::Op::swiglu) ? " is swiglu" : " is linear";
+    text +=
+        support.have == static_cast<std::int64_t>(plan::Op::swiglu) ? " is swiglu" : " is linear";
   } else {
     text += " is " + std::to_string(support.have);
   }

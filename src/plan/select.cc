@@ -9,11 +9,15 @@ namespace {
 bool runs_on(Isa isa, Isa have) noexcept {
   if (isa == have) return true;
   switch (have) {
-    case Isa::avx512: return isa == Isa::avx2 || isa == Isa::portable;
+    case Isa::avx512:
+      return isa == Isa::avx2 || isa == Isa::portable;
     case Isa::avx2:
-    case Isa::neon: return isa == Isa::portable;
-    case Isa::sm90a: return isa == Isa::sm80;
-    default: return false;
+    case Isa::neon:
+      return isa == Isa::portable;
+    case Isa::sm90a:
+      return isa == Isa::sm80;
+    default:
+      return false;
   }
 }
 
@@ -27,7 +31,13 @@ Support check_spec(const QuantSpec& spec, std::int64_t K, bool is_up) noexcept {
     return {};
   }
   switch (spec.bits) {
-    case 2: case 3: case 4: case 5: case 6: case 8: break;
+    case 2:
+    case 3:
+    case 4:
+    case 5:
+    case 6:
+    case 8:
+      break;
     default:
       return {Reason::bits, is_up ? "up.bits" : "weight.bits", spec.bits, "2, 3, 4, 5, 6 or 8"};
   }
@@ -54,7 +64,8 @@ std::size_t counter_index(const Kernel& kernel) noexcept {
 
 Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts& device) noexcept {
   if (!runs_on(kernel.isa, device.isa)) {
-    return {Reason::no_isa, "device.isa", static_cast<std::int64_t>(device.isa), to_string(kernel.isa)};
+    return {Reason::no_isa, "device.isa", static_cast<std::int64_t>(device.isa),
+            to_string(kernel.isa)};
   }
   if (problem.op != kernel.op) {
     return {Reason::shape, "op", static_cast<std::int64_t>(problem.op),
@@ -93,8 +104,8 @@ Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts
   return {};
 }
 
-const Kernel* select(std::span<const Kernel> table, const Problem& problem, const DeviceFacts& device,
-                     std::string_view force_kernel) noexcept {
+const Kernel* select(std::span<const Kernel> table, const Problem& problem,
+                     const DeviceFacts& device, std::string_view force_kernel) noexcept {
   const Kernel* any = nullptr;
   for (const Kernel& kernel : table) {
     if (!force_kernel.empty() && force_kernel != kernel.name) continue;

@@ -132,8 +132,9 @@ std::uint32_t step16(const std::uint16_t* a, const std::uint16_t* b, std::uint32
 }
 
 float dot_tensor(const float* x, const float* w, std::int64_t K, int segments, DType type) {
-  std::vector<std::uint16_t> a(static_cast<std::size_t>(K));
-  std::vector<std::uint16_t> b(static_cast<std::size_t>(K));
+  const std::int64_t padded = (K + kStep - 1) / kStep * kStep;  // with zeros, which a step ignores
+  std::vector<std::uint16_t> a(static_cast<std::size_t>(padded));
+  std::vector<std::uint16_t> b(static_cast<std::size_t>(padded));
   for (std::int64_t k = 0; k < K; ++k) {
     a[static_cast<std::size_t>(k)] = to_bits16(x[k], type);
     b[static_cast<std::size_t>(k)] = to_bits16(w[k], type);

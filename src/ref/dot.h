@@ -21,7 +21,7 @@ float dot_f32(const float* x, const float* w, std::int64_t K) noexcept;
 std::uint32_t step16(const std::uint16_t* a, const std::uint16_t* b, std::uint32_t acc,
                      DType type) noexcept;
 
-// tensor/segments. x and w hold values of `type`; K is a multiple of 16; segments is 1, 2, 4 or 8.
+// tensor/segments. x and w hold values of `type`; segments is 1, 2, 4 or 8.
 float dot_tensor(const float* x, const float* w, std::int64_t K, int segments, DType type);
 
 float dot(const float* x, const float* w, std::int64_t K, const Contract& contract, DType type);

@@ -2,20 +2,10 @@
 
 #include <algorithm>
 
+#include "text/unicode_space.h"
 #include "text/utf8.h"
 
 namespace qmlp::text {
-namespace {
-
-// Unicode White_Space.
-bool is_space(char32_t c) noexcept {
-  return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
-
-}  // namespace
-
 void AddedTokenMatcher::add(const AddedToken& token) {
   std::int32_t node = 0;
   for (const char c : token.content) {

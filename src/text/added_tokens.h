@@ -37,7 +37,7 @@ class AddedTokenMatcher {
 
  private:
   struct Node {
-    std::int32_t token = -1;                                     // index into tokens_
+    std::int32_t token = -1;                                       // index into tokens_
     std::vector<std::pair<unsigned char, std::int32_t>> children;  // few: searched in order
   };
   std::int32_t child(std::int32_t node, unsigned char byte) const noexcept;

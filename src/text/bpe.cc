@@ -75,7 +75,7 @@ void Bpe::encode_word(std::string_view word, Scratch& scratch,
 
 void Bpe::merge_short(Scratch& scratch) const {
   std::vector<std::int32_t>& ids = scratch.ids;
-  std::uint32_t ranks[kShortWord];         // of the pair that starts at each symbol
+  std::uint32_t ranks[kShortWord];  // of the pair that starts at each symbol
   std::int32_t results[kShortWord];
   std::size_t count = ids.size();
   const auto look_up = [&](std::size_t i) {

@@ -19,10 +19,10 @@ class Bpe {
   static constexpr std::int32_t kNone = -1;
 
   struct Parts {
-    std::vector<Merge> merges;         // best first; of a repeated pair the last counts
-    std::int32_t byte_ids[256];        // kNone where the vocabulary lacks a byte
-    std::int32_t unknown_id = kNone;   // stands for such a byte; kNone drops it
-    bool fuse_unknown = false;         // one unknown_id for a run of such bytes
+    std::vector<Merge> merges;        // best first; of a repeated pair the last counts
+    std::int32_t byte_ids[256];       // kNone where the vocabulary lacks a byte
+    std::int32_t unknown_id = kNone;  // stands for such a byte; kNone drops it
+    bool fuse_unknown = false;        // one unknown_id for a run of such bytes
   };
   explicit Bpe(const Parts& parts);
 

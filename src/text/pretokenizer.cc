@@ -87,13 +87,20 @@ Status PreTokenizer::step(std::size_t index, std::string_view piece, RegexScratc
     at = match->end;
   }
   switch (split.behavior) {
-    case SplitBehavior::isolated: return {};
+    case SplitBehavior::isolated:
+      return {};
     case SplitBehavior::removed:
       std::erase_if(spans, [](const Span& span) { return span.is_match; });
       break;
-    case SplitBehavior::merged_with_previous: merge_pairs(spans, true); break;
-    case SplitBehavior::merged_with_next: merge_pairs(spans, false); break;
-    case SplitBehavior::contiguous: merge_runs(spans); break;
+    case SplitBehavior::merged_with_previous:
+      merge_pairs(spans, true);
+      break;
+    case SplitBehavior::merged_with_next:
+      merge_pairs(spans, false);
+      break;
+    case SplitBehavior::contiguous:
+      merge_runs(spans);
+      break;
   }
   for (const Span& span : spans) {
     if (Status status = pass_on(span); !status) return status;

@@ -87,14 +87,17 @@ class Translator {
     start_ = at_;
     const char c = in_[at_];
     switch (c) {
-      case '(': return open_group();
+      case '(':
+        return open_group();
       case ')':
         if (depth_-- == 0) return refuse("an unmatched ')'");
         ++at_;
         out_ += ')';
         return true;
-      case '[': return char_class();
-      case ']': return refuse("an unmatched ']'");
+      case '[':
+        return char_class();
+      case ']':
+        return refuse("an unmatched ']'");
       case '|':
         ++at_;
         out_ += '|';
@@ -114,7 +117,8 @@ class Translator {
       case '{':
         if (!quantifiable) return refuse(std::string("the quantifier '") + c + "'");
         return quantifier();
-      default: break;
+      default:
+        break;
     }
     Result<Atom> atom = c == '\\' ? escape(false) : literal();
     if (!atom) return atom.error();
@@ -129,8 +133,8 @@ class Translator {
   }
 
   Result<bool> open_group() {
-    static constexpr std::string_view kKinds[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>",
-                                                  "(?i:"};
+    static constexpr std::string_view kKinds[] = {
+        "(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:"};
     if (++depth_ > kMaxGroups) return refuse("a group nested so deep");
     for (const std::string_view kind : kKinds) {
       if (take(kind)) {
@@ -139,7 +143,8 @@ class Translator {
       }
     }
     take("(");
-    if (at_ < in_.size() && (in_[at_] == '?' || in_[at_] == '*')) return refuse("this kind of group");
+    if (at_ < in_.size() && (in_[at_] == '?' || in_[at_] == '*'))
+      return refuse("this kind of group");
     out_ += "(?:";
     return false;
   }
@@ -209,10 +214,14 @@ class Translator {
       return atom;
     };
     switch (c) {
-      case 'n': return control('\n');
-      case 'r': return control('\r');
-      case 't': return control('\t');
-      case 'f': return control('\f');
+      case 'n':
+        return control('\n');
+      case 'r':
+        return control('\r');
+      case 't':
+        return control('\t');
+      case 'f':
+        return control('\f');
       case 's':
       case 'S':
         ++at_;

@@ -5,6 +5,7 @@
 #include "base/concat.h"
 #include "base/try.h"
 #include "io/files.h"
+#include "text/byte_alphabet.h"
 #include "text/chat_template.h"
 #include "text/nfc.h"
 #include "text/quote.h"
@@ -73,7 +74,7 @@ class Encoder {
       for (const char c : word) {
         text::append_utf8(text::byte_to_letter(static_cast<unsigned char>(c)), letters_);
       }
-      const auto id = file_.vocabulary.id(letters_);
+      const auto id = file_.vocabulary.model_id(letters_);
       if (id && !file_.vocabulary.is_special(*id)) {
         out_.push_back(*id);
         return;

@@ -9,6 +9,7 @@
 #include "text/byte_alphabet.h"
 #include "text/quote.h"
 #include "text/regex_syntax.h"
+#include "text/utf8.h"
 
 namespace qmlp::text {
 namespace {
@@ -70,7 +71,8 @@ class Reader {
     QMLP_ASSIGN(const std::string type,
                 string(model, "model", "type", model.find("merges") != nullptr ? "BPE" : ""));
     if (type != "BPE") {
-      return unsupported(concat("model.type is ", quote(type), ", only byte-level BPE is supported"));
+      return unsupported(
+          concat("model.type is ", quote(type), ", only byte-level BPE is supported"));
     }
     QMLP_ASSIGN(const bool byte_fallback, flag(model, "model", "byte_fallback", false));
     if (byte_fallback) {
@@ -229,10 +231,9 @@ class Reader {
 
   Status check_decoder(const Json* decoder) const {
     const Json* list = decoder != nullptr ? decoder->find("decoders") : nullptr;
-    const Json* only =
-        list != nullptr && list->array() != nullptr && list->array()->size() == 1
-            ? list->array()->data()
-            : decoder;
+    const Json* only = list != nullptr && list->array() != nullptr && list->array()->size() == 1
+                           ? list->array()->data()
+                           : decoder;
     if (only == nullptr || only->is_null()) {
       return unsupported("decoder: there is none, ByteLevel is required");
     }
@@ -336,13 +337,12 @@ class Reader {
       }
       joined.assign(pair->first);
       joined += pair->second;
-      const auto left = vocabulary.id(pair->first);
-      const auto right = vocabulary.id(pair->second);
-      const auto result = vocabulary.id(joined);
+      const auto left = vocabulary.model_id(pair->first);
+      const auto right = vocabulary.model_id(pair->second);
+      const auto result = vocabulary.model_id(joined);
       if (!left || !right || !result) {
         const std::string_view missing = !left ? pair->first : !right ? pair->second : joined;
-        return corrupt(
-            concat("model.merges[", i, "]: ", quote(missing), " is not in model.vocab"));
+        return corrupt(concat("model.merges[", i, "]: ", quote(missing), " is not in model.vocab"));
       }
       // Text never becomes a special token, not even piece by piece.
       if (vocabulary.is_special(*result)) continue;
@@ -358,14 +358,14 @@ class Reader {
     for (int byte = 0; byte < 256; ++byte) {
       std::string letter;
       append_utf8(byte_to_letter(static_cast<unsigned char>(byte)), letter);
-      const auto id = out_.vocabulary.id(letter);
+      const auto id = out_.vocabulary.model_id(letter);
       parts.byte_ids[byte] = id.value_or(Bpe::kNone);
       complete = complete && id.has_value();
     }
     QMLP_ASSIGN(const std::string unknown, string(model, "model", "unk_token", ""));
     QMLP_ASSIGN(parts.fuse_unknown, flag(model, "model", "fuse_unk", false));
     if (complete || unknown.empty()) return {};
-    const auto id = out_.vocabulary.id(unknown);
+    const auto id = out_.vocabulary.model_id(unknown);
     if (!id) {
       return corrupt(concat("model.unk_token ", quote(unknown), " is not in model.vocab"));
     }

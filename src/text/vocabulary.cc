@@ -52,6 +52,7 @@ Result<Vocabulary> Vocabulary::build(const std::vector<Entry>& entries) {
       out.table_[at] = id;
     }
     // An added token may also stand in the model's vocabulary.
+    token.in_model = token.in_model || !entry.added;
     token.added = token.added || entry.added;
     token.special = token.special || entry.special;
   }
@@ -73,6 +74,11 @@ std::optional<std::int32_t> Vocabulary::id(std::string_view text) const noexcept
     at = (at + 1) & mask;
   }
   return std::nullopt;
+}
+
+std::optional<std::int32_t> Vocabulary::model_id(std::string_view text) const noexcept {
+  const auto found = id(text);
+  return found && tokens_[static_cast<std::size_t>(*found)].in_model ? found : std::nullopt;
 }
 
 bool Vocabulary::is_special(std::int32_t id) const noexcept {

@@ -27,6 +27,8 @@ class Vocabulary {
 
   std::int64_t size() const noexcept { return static_cast<std::int64_t>(tokens_.size()); }
   std::optional<std::int32_t> id(std::string_view text) const noexcept;
+  // Of a token of the model's own vocabulary: what words are made of.
+  std::optional<std::int32_t> model_id(std::string_view text) const noexcept;
   bool contains(std::int32_t id) const noexcept { return token(id) != nullptr; }
   bool is_special(std::int32_t id) const noexcept;
   std::string_view text(std::int32_t id) const noexcept;  // of an id that is contained
@@ -37,6 +39,7 @@ class Vocabulary {
     std::uint64_t begin = 0;
     std::uint32_t length = 0;
     bool present = false;
+    bool in_model = false;
     bool added = false;
     bool special = false;
   };

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/verify/golden_file.h"
 #include "io/files.h"
 #include "ref/activation.h"
 #include "ref/dot.h"
@@ -14,7 +15,6 @@
 #include "ref/oracle.h"
 #include "ref/rounding.h"
 #include "ref/weight.h"
-#include "verify/golden_file.h"
 
 namespace qmlp {
 namespace {

@@ -15,10 +15,13 @@ namespace {
 //
 #include "cpu/kernels/matmul_inl.h"
 //
+#include "cpu/kernels/row_inl.h"
+//
 #include "cpu/kernels/tensor_inl.h"
 
 const IsaFunctions kFunctions = {
     {kTileRows, pack_x_f32, compute_f32},
+    {kFewRows, pack_x_rows, compute_rows},
     {1, pack_x_tensor, compute_tensor},
     swiglu_elements,
 };

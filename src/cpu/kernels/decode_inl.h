@@ -1,10 +1,10 @@
 // Packed codes to f32 weights. Needs element_inl.h before it.
 
-// How s*q + z is rounded to a 16-bit type in f32. With the scale and bias multiplied by 2^p, one FMA
-// gives a = 2^p * v, v = s*q + z; then a - a * (1 - 2^-p) is v rounded to 24 - p bits, ties to even:
-// the product a * (1 - 2^-p) is rounded on the grid of 24 bits at a's exponent, which is v's grid of
-// 24 - p bits, and the subtraction is exact. Holds while v is normal; the packer keeps every block where
-// this is not the exactly rounded weight as decoded floats.
+// How s*q + z is rounded to a 16-bit type in f32. With the scale and bias multiplied by 2^p, one
+// FMA gives a = 2^p * v, v = s*q + z; then a - a * (1 - 2^-p) is v rounded to 24 - p bits, ties to
+// even: the product a * (1 - 2^-p) is rounded on the grid of 24 bits at a's exponent, which is v's
+// grid of 24 - p bits, and the subtraction is exact. Holds while v is normal; the packer keeps
+// every block where this is not the exactly rounded weight as decoded floats.
 struct Rounding {
   float prescale;  // 2^p
   float keep;      // 1 - 2^-p
@@ -16,18 +16,13 @@ static inline Rounding rounding_of(int dtype) {
 }
 
 template <int kBits, int kIndex, bool kRound>
-__attribute__((always_inline)) static inline void decode_one(const IntVec* words, Vec scale, Vec bias,
-                                                             Vec keep, float* out) {
+__attribute__((always_inline)) static inline void decode_one(const IntVec* words, Vec scale,
+                                                             Vec bias, Vec keep, float* out) {
   constexpr int kBit = kIndex * kBits;
   constexpr int kWord = kBit / 32;
   constexpr int kShift = kBit % 32;
-  IntVec code = words[kWord];
-  if constexpr (kShift != 0) code = shift_right<kShift>(code);
-  if constexpr (kShift + kBits > 32) {
-    code = bit_or(code, shift_left<32 - kShift>(words[kWord + 1]));
-  }
-  if constexpr (kShift + kBits != 32) code = bit_and(code, splat_int((1u << kBits) - 1));
-  Vec w = fma(scale, to_float(code), bias);
+  constexpr int kNext = kShift + kBits > 32 ? kWord + 1 : kWord;
+  Vec w = fma(scale, code_to_float<kBits, kShift>(words[kWord], words[kNext]), bias);
   if constexpr (kRound) w = sub(w, mul(w, keep));
   store(out + kIndex * kLanes, w);
   if constexpr (kIndex < 31) {
@@ -59,27 +54,61 @@ static void decode_groups(const unsigned char* data, int scale_type, int group_s
   }
 }
 
+// The same for any width in one loop, where code size counts for more than speed.
 template <bool kRound>
-static void decode_groups_of(int bits, const unsigned char* data, int scale_type, int group_size,
-                             long long num_groups, Rounding rounding, float* out) {
-  switch (bits) {
-    case 2:
-      return decode_groups<2, kRound>(data, scale_type, group_size, num_groups, rounding, out);
-    case 3:
-      return decode_groups<3, kRound>(data, scale_type, group_size, num_groups, rounding, out);
-    case 4:
-      return decode_groups<4, kRound>(data, scale_type, group_size, num_groups, rounding, out);
-    case 5:
-      return decode_groups<5, kRound>(data, scale_type, group_size, num_groups, rounding, out);
-    case 6:
-      return decode_groups<6, kRound>(data, scale_type, group_size, num_groups, rounding, out);
-    default:
-      return decode_groups<8, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+static void decode_groups_looped(int bits, const unsigned char* data, int scale_type,
+                                 int group_size, long long num_groups, Rounding rounding,
+                                 float* out) {
+  const long long scales_bytes = kLanes * element_bytes(scale_type);
+  const Vec prescale = splat(rounding.prescale);
+  const Vec keep = splat(rounding.keep);
+  const IntVec mask = splat_int((1u << bits) - 1);
+  for (long long g = 0; g < num_groups; ++g) {
+    Vec scale = load_as(scale_type, data);
+    Vec bias = load_as(scale_type, data + scales_bytes);
+    if constexpr (kRound) {
+      scale = mul(scale, prescale);
+      bias = mul(bias, prescale);
+    }
+    const uint32_t* words = (const uint32_t*)(data + 2 * scales_bytes);
+    for (int i = 0; i < group_size; ++i) {
+      const int shift = i * bits % 32;
+      const uint32_t* word = words + i * bits / 32 * kLanes;
+      IntVec code = shift_right_by(load_int(word), shift);
+      if (shift + bits > 32)
+        code = bit_or(code, shift_left_by(load_int(word + kLanes), 32 - shift));
+      Vec w = fma(scale, to_float(bit_and(code, mask)), bias);
+      if constexpr (kRound) w = sub(w, mul(w, keep));
+      store(out + i * kLanes, w);
+    }
+    data += 2 * scales_bytes + (long long)group_size / 8 * bits * kLanes;
+    out += group_size * kLanes;
   }
 }
 
-// out[k][16] = weights of block `block` for k in [k_begin, k_begin + k_count); k_begin a multiple of
-// kPanelK.
+template <bool kRound>
+static void decode_groups_of(int bits, const unsigned char* data, int scale_type, int group_size,
+                             long long num_groups, Rounding rounding, float* out) {
+  if constexpr (kUnrollCodes) {
+#define QMLP_BITS(n) \
+  case n:            \
+    return decode_groups<n, kRound>(data, scale_type, group_size, num_groups, rounding, out);
+    switch (bits) {
+      QMLP_BITS(2)
+      QMLP_BITS(3)
+      QMLP_BITS(4)
+      QMLP_BITS(5)
+      QMLP_BITS(6)
+      QMLP_BITS(8)
+    }
+#undef QMLP_BITS
+  } else {
+    decode_groups_looped<kRound>(bits, data, scale_type, group_size, num_groups, rounding, out);
+  }
+}
+
+// out[k][16] = weights of block `block` for k in [k_begin, k_begin + k_count); k_begin a multiple
+// of kPanelK.
 static void decode_panel(const BlockMatrix* w, long long block, int dtype, long long k_begin,
                          long long k_count, float* out) {
   const unsigned char* data = w->data + w->block_offsets[block];

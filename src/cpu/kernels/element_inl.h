@@ -56,8 +56,8 @@ static inline Vec swiglu_match(int dtype, const unsigned short* table, Vec g, Ve
   return mul(round_as(dtype, mul(g, p)), u);
 }
 
-static void swiglu_elements(int dtype, const unsigned short* table, const void* gate, const void* up,
-                            void* out, long long n) {
+static void swiglu_elements(int dtype, const unsigned short* table, const void* gate,
+                            const void* up, void* out, long long n) {
   for (long long i = 0; i < n; i += kLanes) {
     const long long count = n - i < kLanes ? n - i : kLanes;
     const Vec g = load_some(dtype, element_at(dtype, gate, i), count);

@@ -19,8 +19,8 @@ constexpr unsigned char kCodeBlock = 0;   // scales, biases and codes of each gr
 constexpr unsigned char kDenseBlock = 1;  // decoded weights
 
 // A weight packed in blocks of 16 output features; features past N are zero.
-// A code block holds, for each group along K: scales[16], biases[16] (scale_type), then for each 32 k
-// `bits` vectors of 16 words: word j of lane n is word j of those 32 codes in row n of the file.
+// A code block holds, for each group along K: scales[16], biases[16] (scale_type), then for each 32
+// k `bits` vectors of 16 words: word j of lane n is word j of those 32 codes in row n of the file.
 // A dense block holds [K][16] floats of dense_type.
 struct BlockMatrix {
   const unsigned char* data;
@@ -53,9 +53,9 @@ struct KernelArgs {
   void* out;  // [M, N] of dtype
   long long out_stride;
 
-  float* x_tiles;      // f32: tile t at t * tile_rows * K, element (k, i) of its r rows at k * r + i
-                       // tensor: [row_count][padded K]
-  float* x_exponents;  // tensor: powers of two, laid out as x_tiles
+  float* x_tiles;  // f32: tile t at t * tile_rows * K, element (k, i) of its r rows at k * r + i
+                   // tensor: [row_count][padded K]
+  float* x_exponents;             // tensor: powers of two, laid out as x_tiles
   unsigned char* row_non_finite;  // tensor: [row_count]
 };
 
@@ -70,7 +70,8 @@ typedef void (*ActivationFunction)(int dtype, const unsigned short* sigmoid_tabl
                                    const void* up, void* out, long long n);
 
 struct IsaFunctions {
-  KernelFunctions f32;
+  KernelFunctions tiles;  // f32 contract, many rows
+  KernelFunctions rows;    // f32 contract, few rows; none in portable code
   KernelFunctions tensor;
   ActivationFunction activation;
 };

@@ -1,5 +1,5 @@
-// The pinned exponential and what is built on it (docs/numerics.md section 4). IEEE f32 operations in
-// a fixed order, so that every instruction set gives the same bits. Needs a simd_*.h before it.
+// The pinned exponential and what is built on it (docs/numerics.md section 4). IEEE f32 operations
+// in a fixed order, so that every instruction set gives the same bits. Needs a simd_*.h before it.
 
 // e^x for x <= 0, within 2 ulp; 0 below -104; NaN stays NaN.
 static inline Vec exp_nonpositive(Vec x) {

@@ -1,7 +1,9 @@
 // The `f32` contract: every output is one chain of fused multiply-adds over ascending k. Lanes are
-// output features and register rows are tokens, so no sum is ever split. Needs decode_inl.h before it.
+// output features and register rows are tokens, so no sum is ever split. Needs decode_inl.h before
+// it.
 
-// The blocks that a unit works on: a gate block with its up block, or neighbouring blocks of a linear.
+// The blocks that a unit works on: a gate block with its up block, or neighbouring blocks of a
+// linear.
 struct Unit {
   const BlockMatrix* weight[kUnitBlocks];
   long long block[kUnitBlocks];
@@ -41,16 +43,21 @@ static void pack_row(int dtype, const void* row, long long K, long long R, float
   }
 }
 
-static void pack_x_f32(const KernelArgs* args, long long tile_begin, long long tile_end) {
+static void pack_x_tiles(const KernelArgs* args, long long tile_rows, long long tile_begin,
+                         long long tile_end) {
   for (long long t = tile_begin; t < tile_end; ++t) {
-    const long long first = t * kTileRows;
+    const long long first = t * tile_rows;
     const long long left = args->row_count - first;
-    const long long R = left < kTileRows ? left : kTileRows;
+    const long long R = left < tile_rows ? left : tile_rows;
     for (long long i = 0; i < R; ++i) {
-      const void* row = element_at(args->dtype, args->x, (args->row_begin + first + i) * args->x_stride);
-      pack_row(args->dtype, row, args->K, R, args->x_tiles + first * args->K + i);
+      const long long row = args->row_begin + first + i;
+      pack_row(args->dtype, element_at(args->dtype, args->x, row * args->x_stride), args->K, R,
+               args->x_tiles + first * args->K + i);
     }
   }
+}
+static void pack_x_f32(const KernelArgs* args, long long tile_begin, long long tile_end) {
+  pack_x_tiles(args, kTileRows, tile_begin, tile_end);
 }
 
 // c[R][c_stride] (+)= x[k][R] * panel[k][16] for V panels that follow each other.
@@ -102,11 +109,11 @@ static void multiply_rows(const float* x, const float* panels, long long panel_s
 
 static void multiply(long long R, const float* x, const float* panels, long long panel_stride,
                      int num_panels, long long k_count, bool first, float* c, long long c_stride) {
-#define QMLP_ROWS(n)                                                                              \
-  case n:                                                                                         \
-    if constexpr (n <= kTileRows) {                                                               \
-      multiply_rows<n>(x, panels, panel_stride, num_panels, k_count, first, c, c_stride);         \
-    }                                                                                             \
+#define QMLP_ROWS(n)                                                                      \
+  case n:                                                                                 \
+    if constexpr (n <= kTileRows) {                                                       \
+      multiply_rows<n>(x, panels, panel_stride, num_panels, k_count, first, c, c_stride); \
+    }                                                                                     \
     return;
   switch (R) {
     QMLP_ROWS(1)
@@ -160,8 +167,8 @@ static void finish_swiglu(const KernelArgs* args, long long row, long long n, lo
     if (!args->wide) up = round_as(dtype, up);
   }
   if (args->gate_tap != 0) {
-    store_some(dtype, (void*)element_at(dtype, args->gate_tap, row * args->gate_tap_stride + n), gate,
-               count);
+    store_some(dtype, (void*)element_at(dtype, args->gate_tap, row * args->gate_tap_stride + n),
+               gate, count);
   }
   const Vec h = args->wide ? mul(mul(gate, sigmoid_f32(gate)), up)
                            : swiglu_match(dtype, args->sigmoid_table, gate, up);

@@ -6,13 +6,17 @@
 
 namespace qmlp::cpu {
 namespace {
+
+// Each file uses the ones before it.
+// clang-format off
 #include "cpu/kernels/simd_portable.h"
-// The order matters: each file uses the ones before it.
-#include "cpu/kernels/attention_inl.h"
-#include "cpu/kernels/elementwise_inl.h"
 #include "cpu/kernels/math_inl.h"
+#include "cpu/kernels/elementwise_inl.h"
+#include "cpu/kernels/attention_inl.h"
+// clang-format on
 
 const ModelKernels kModelKernels = {rms_norm, rope_append, attention, find_non_finite, widen};
+
 }  // namespace
 
 const ModelKernels* model_kernels_portable() { return &kModelKernels; }

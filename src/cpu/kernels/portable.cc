@@ -19,6 +19,7 @@ namespace {
 
 const IsaFunctions kFunctions = {
     {kTileRows, pack_x_f32, compute_f32},
+    {0, nullptr, nullptr},
     {1, pack_x_tensor, compute_tensor},
     swiglu_elements,
 };

@@ -10,6 +10,8 @@ struct Vec {
 struct IntVec {
   __m256i lo, hi;
 };
+static constexpr bool kUnrollCodes = true;
+static constexpr int kFewRows = 4;      // most rows of the kernel that keeps weights in registers
 static constexpr int kTileRows = 6;     // 6 x 2 accumulators, 2 weights, 1 activation: 15 registers
 static constexpr int kTileVectors = 1;  // vectors of 16 output features
 
@@ -61,7 +63,9 @@ static inline IntVec splat_int(uint32_t value) {
   const __m256i v = _mm256_set1_epi32((int)value);
   return {v, v};
 }
-static inline IntVec as_int(Vec a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+static inline IntVec as_int(Vec a) {
+  return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)};
+}
 static inline Vec as_float(IntVec a) {
   return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
 }
@@ -89,19 +93,38 @@ template <int kShift>
 static inline IntVec shift_left(IntVec a) {
   return {_mm256_slli_epi32(a.lo, kShift), _mm256_slli_epi32(a.hi, kShift)};
 }
+static inline IntVec shift_right_by(IntVec a, int shift) {
+  const __m128i count = _mm_cvtsi32_si128(shift);
+  return {_mm256_srl_epi32(a.lo, count), _mm256_srl_epi32(a.hi, count)};
+}
+static inline IntVec shift_left_by(IntVec a, int shift) {
+  const __m128i count = _mm_cvtsi32_si128(shift);
+  return {_mm256_sll_epi32(a.lo, count), _mm256_sll_epi32(a.hi, count)};
+}
 static inline Vec to_float(IntVec a) {  // signed
   return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }
 static inline IntVec to_int_truncate(Vec a) {  // |a| < 2^31
   return {_mm256_cvttps_epi32(a.lo), _mm256_cvttps_epi32(a.hi)};
 }
+// The code of kBits bits at bit kShift of `word`, which may go on in `next`, as a float.
+template <int kBits, int kShift>
+static inline Vec code_to_float(IntVec word, IntVec next) {
+  IntVec code = word;
+  if constexpr (kShift != 0) code = shift_right<kShift>(code);
+  if constexpr (kShift + kBits > 32) code = bit_or(code, shift_left<32 - kShift>(next));
+  if constexpr (kShift + kBits != 32) code = bit_and(code, splat_int((1u << kBits) - 1));
+  return to_float(code);
+}
 // Whether any lane has lo <= value <= hi false, as unsigned integers.
 static inline bool any_outside(IntVec a, uint32_t lo, uint32_t hi) {
   const __m256i low = _mm256_set1_epi32((int)lo), high = _mm256_set1_epi32((int)hi);
-  const __m256i inside_lo = _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_max_epu32(a.lo, low), a.lo),
-                                             _mm256_cmpeq_epi32(_mm256_min_epu32(a.lo, high), a.lo));
-  const __m256i inside_hi = _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_max_epu32(a.hi, low), a.hi),
-                                             _mm256_cmpeq_epi32(_mm256_min_epu32(a.hi, high), a.hi));
+  const __m256i inside_lo =
+      _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_max_epu32(a.lo, low), a.lo),
+                       _mm256_cmpeq_epi32(_mm256_min_epu32(a.lo, high), a.lo));
+  const __m256i inside_hi =
+      _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_max_epu32(a.hi, low), a.hi),
+                       _mm256_cmpeq_epi32(_mm256_min_epu32(a.hi, high), a.hi));
   return _mm256_movemask_epi8(_mm256_and_si256(inside_lo, inside_hi)) != -1;
 }
 
@@ -110,19 +133,19 @@ static inline __m128 sum_truncated4(__m128i a, __m128i b, __m128 scale) {
   const __m256d mask = _mm256_castsi256_pd(_mm256_set1_epi64x(~((1LL << 29) - 1)));
   return _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_and_pd(sum, mask), _mm256_cvtps_pd(scale)));
 }
-// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale a
-// power of two that keeps the result in f32's normal range.
+// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale
+// a power of two that keeps the result in f32's normal range.
 static inline Vec sum_truncated(IntVec a, IntVec b, Vec scale) {
   const __m128 v0 = sum_truncated4(_mm256_castsi256_si128(a.lo), _mm256_castsi256_si128(b.lo),
                                    _mm256_castps256_ps128(scale.lo));
-  const __m128 v1 = sum_truncated4(_mm256_extracti128_si256(a.lo, 1),
-                                   _mm256_extracti128_si256(b.lo, 1),
-                                   _mm256_extractf128_ps(scale.lo, 1));
+  const __m128 v1 =
+      sum_truncated4(_mm256_extracti128_si256(a.lo, 1), _mm256_extracti128_si256(b.lo, 1),
+                     _mm256_extractf128_ps(scale.lo, 1));
   const __m128 v2 = sum_truncated4(_mm256_castsi256_si128(a.hi), _mm256_castsi256_si128(b.hi),
                                    _mm256_castps256_ps128(scale.hi));
-  const __m128 v3 = sum_truncated4(_mm256_extracti128_si256(a.hi, 1),
-                                   _mm256_extracti128_si256(b.hi, 1),
-                                   _mm256_extractf128_ps(scale.hi, 1));
+  const __m128 v3 =
+      sum_truncated4(_mm256_extracti128_si256(a.hi, 1), _mm256_extracti128_si256(b.hi, 1),
+                     _mm256_extractf128_ps(scale.hi, 1));
   return {_mm256_set_m128(v1, v0), _mm256_set_m128(v3, v2)};
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Sixteen lanes as one AVX-512 register (F, BW, DQ, VL). Part of one ISA file: internal linkage only.
+// Sixteen lanes as one AVX-512 register (F, BW, DQ, VL). Part of one ISA file: internal linkage
+// only.
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -10,6 +11,8 @@ struct Vec {
 struct IntVec {
   __m512i v;
 };
+static constexpr bool kUnrollCodes = true;
+static constexpr int kFewRows = 4;      // most rows of the kernel that keeps weights in registers
 static constexpr int kTileRows = 12;    // 12 x 2 accumulators and 2 weights of 32 registers
 static constexpr int kTileVectors = 2;  // vectors of 16 output features
 
@@ -56,8 +59,34 @@ template <int kShift>
 static inline IntVec shift_left(IntVec a) {
   return {_mm512_slli_epi32(a.v, kShift)};
 }
-static inline Vec to_float(IntVec a) { return {_mm512_cvtepi32_ps(a.v)}; }  // signed
+static inline IntVec shift_right_by(IntVec a, int shift) {
+  return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(shift))};
+}
+static inline IntVec shift_left_by(IntVec a, int shift) {
+  return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(shift))};
+}
+static inline Vec to_float(IntVec a) { return {_mm512_cvtepi32_ps(a.v)}; }          // signed
 static inline IntVec to_int_truncate(Vec a) { return {_mm512_cvttps_epi32(a.v)}; }  // |a| < 2^31
+// The code of kBits bits at bit kShift of `word`, which may go on in `next`, as a float. A permute
+// of a table looks at the low four bits of each index alone, so it masks and converts codes of up
+// to 4 bits.
+template <int kBits, int kShift>
+static inline Vec code_to_float(IntVec word, IntVec next) {
+  IntVec code = word;
+  if constexpr (kShift != 0) code = shift_right<kShift>(code);
+  if constexpr (kShift + kBits > 32) code = bit_or(code, shift_left<32 - kShift>(next));
+  if constexpr (kBits <= 4) {
+    constexpr int kMask = (1 << kBits) - 1;
+    const __m512 table =
+        _mm512_setr_ps(0 & kMask, 1 & kMask, 2 & kMask, 3 & kMask, 4 & kMask, 5 & kMask, 6 & kMask,
+                       7 & kMask, 8 & kMask, 9 & kMask, 10 & kMask, 11 & kMask, 12 & kMask,
+                       13 & kMask, 14 & kMask, 15 & kMask);
+    return {_mm512_permutexvar_ps(code.v, table)};
+  } else {
+    if constexpr (kShift + kBits != 32) code = bit_and(code, splat_int((1u << kBits) - 1));
+    return to_float(code);
+  }
+}
 // Whether any lane has lo <= value <= hi false, as unsigned integers.
 static inline bool any_outside(IntVec a, uint32_t lo, uint32_t hi) {
   return (_mm512_cmplt_epu32_mask(a.v, _mm512_set1_epi32((int)lo)) |
@@ -69,8 +98,8 @@ static inline __m256 sum_truncated8(__m256i a, __m256i b, __m256 scale) {
   const __m512d mask = _mm512_castsi512_pd(_mm512_set1_epi64(~((1LL << 29) - 1)));
   return _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_and_pd(sum, mask), _mm512_cvtps_pd(scale)));
 }
-// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale a
-// power of two that keeps the result in f32's normal range.
+// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale
+// a power of two that keeps the result in f32's normal range.
 static inline Vec sum_truncated(IntVec a, IntVec b, Vec scale) {
   const __m256 lo = sum_truncated8(_mm512_castsi512_si256(a.v), _mm512_castsi512_si256(b.v),
                                    _mm512_castps512_ps256(scale.v));

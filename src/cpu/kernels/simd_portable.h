@@ -15,6 +15,7 @@ struct Vec {  // 16 floats
 struct IntVec {  // 16 32-bit integers, wrapping
   IntLanes lane;
 };
+static constexpr bool kUnrollCodes = false;
 static constexpr int kTileRows = 6;     // rows of x that one register tile covers
 static constexpr int kTileVectors = 1;  // vectors of 16 output features beside it
 
@@ -50,9 +51,7 @@ static inline Vec sub(Vec a, Vec b) { return {a.lane - b.lane}; }
 static inline Vec mul(Vec a, Vec b) { return {a.lane * b.lane}; }
 static inline Vec div(Vec a, Vec b) { return {a.lane / b.lane}; }
 // a > b ? a : b, so b where either is NaN.
-static inline Vec max(Vec a, Vec b) {
-  return {a.lane > b.lane ? a.lane : b.lane};
-}
+static inline Vec max(Vec a, Vec b) { return {a.lane > b.lane ? a.lane : b.lane}; }
 // condition < 0 ? a : b, lane by lane (false for NaN and -0).
 static inline Vec select_negative(Vec condition, Vec a, Vec b) {
   return {condition.lane < 0.0f ? a.lane : b.lane};
@@ -67,9 +66,7 @@ static inline IntVec load_int(const uint32_t* p) {
   memcpy(&v.lane, p, sizeof(v.lane));
   return v;
 }
-static inline IntVec splat_int(uint32_t value) {
-  return {IntLanes{} + value};
-}
+static inline IntVec splat_int(uint32_t value) { return {IntLanes{} + value}; }
 static inline IntVec as_int(Vec a) {
   IntVec v;
   memcpy(&v, &a, sizeof(v));
@@ -96,11 +93,13 @@ template <int kShift>
 static inline IntVec shift_left(IntVec a) {
   return {a.lane << kShift};
 }
+static inline IntVec shift_right_by(IntVec a, int shift) { return {a.lane >> shift}; }
+static inline IntVec shift_left_by(IntVec a, int shift) { return {a.lane << shift}; }
 static inline Vec to_float(IntVec a) {  // signed
   return {__builtin_convertvector((SignedLanes)a.lane, FloatLanes)};
 }
 static inline IntVec to_int_truncate(Vec a) {  // |a| < 2^31
-  return {(IntLanes)__builtin_convertvector(a.lane, SignedLanes)};
+  return {(IntLanes) __builtin_convertvector(a.lane, SignedLanes)};
 }
 // Whether any lane has lo <= value <= hi false, as unsigned integers.
 static inline bool any_outside(IntVec a, uint32_t lo, uint32_t hi) {
@@ -109,8 +108,8 @@ static inline bool any_outside(IntVec a, uint32_t lo, uint32_t hi) {
   return outside;
 }
 
-// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale a
-// power of two that keeps the result in f32's normal range.
+// (a + b) * scale, truncated toward zero to 24 significant bits. a, b signed, |a + b| < 2^33; scale
+// a power of two that keeps the result in f32's normal range.
 static inline Vec sum_truncated(IntVec a, IntVec b, Vec scale) {
   Vec v = splat(0.0f);
   QMLP_LANES {

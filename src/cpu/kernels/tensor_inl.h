@@ -1,8 +1,8 @@
 // The `tensor` contract on a CPU: what an sm_90 tensor core sums in one step of 16 terms
 // (docs/numerics.md section 3). Needs matmul_inl.h before it.
 
-// The exact value of a nonzero finite f32: significand * 2^exponent, and the exponent of its leading
-// digit as the step counts it (that of the 16-bit type's normal range at least).
+// The exact value of a nonzero finite f32: significand * 2^exponent, and the exponent of its
+// leading digit as the step counts it (that of the 16-bit type's normal range at least).
 struct Term {
   long long significand;
   int exponent, top;
@@ -28,8 +28,8 @@ static inline __int128 shift_toward_zero(__int128 significand, int shift) {
   return significand < 0 ? -magnitude : magnitude;
 }
 
-// One step in integers, for operands or sums outside the range of the vector path. w[i * kLanes] are
-// one lane's weights.
+// One step in integers, for operands or sums outside the range of the vector path. w[i * kLanes]
+// are one lane's weights.
 static float tensor_step_exact(const float* x, const float* w, float acc, int dtype) {
   const int least = dtype == kF16 ? -14 : -126;
   bool is_nan = acc != acc, plus = false, minus = false;
@@ -69,8 +69,8 @@ static float tensor_step_exact(const float* x, const float* w, float acc, int dt
     const float a = x[i], b = w[i * kLanes];
     if (a == 0.0f || b == 0.0f) continue;
     const Term p = term_of(a, least), q = term_of(b, least);
-    total += shift_toward_zero((__int128)p.significand * q.significand,
-                               p.exponent + q.exponent - last);
+    total +=
+        shift_toward_zero((__int128)p.significand * q.significand, p.exponent + q.exponent - last);
   }
   if (acc != 0.0f) {
     const Term t = term_of(acc, -126);
@@ -124,8 +124,7 @@ static void pack_x_tensor(const KernelArgs* args, long long row_begin, long long
       const Vec v = load_some(args->dtype, element_at(args->dtype, row, k), count);
       store(args->x_tiles + m * stride + k, v);
       store(args->x_exponents + m * stride + k, operand_exponent(args->dtype, v));
-      non_finite |=
-          any_outside(bit_and(as_int(v), splat_int(0x7FFFFFFFu)), 0u, 0x7F7FFFFFu);
+      non_finite |= any_outside(bit_and(as_int(v), splat_int(0x7FFFFFFFu)), 0u, 0x7F7FFFFFu);
     }
     args->row_non_finite[m] = non_finite;
   }
