@@ -291,6 +291,13 @@ void report(const Flags& flags, const RunOptions& options, const LoadedModel& lo
     json.set("device", "cpu");
     json.set("isa", to_string(options.facts.isa));
     json.set("threads", options.num_threads);
+    json.set("switches", Json::object()
+                             .set("fused", options.fusion.fused)
+                             .set("fuse_min_m", options.fusion.fuse_min_m)
+                             .set("fused_max_calls", options.fusion.fused_max_calls)
+                             .set("poison_scratch", options.fusion.poison_scratch)
+                             .set("precision", to_string(options.model.precision))
+                             .take());
     json.set("prompt_ids", Json::array_of(prompt));
     json.set("token_ids", Json::array_of(outcome.token_ids));
     json.set("text", has_text ? Json(outcome.text) : Json());

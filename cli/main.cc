@@ -28,6 +28,13 @@ int run_command(Context& context, int argc, const char* const* argv) {
   add_kl(app, context);
   add_convert(app, context);
   add_bench(app, context);
+  if (argc > 1 && argv[1][0] != '-') {
+    const auto named =
+        app.get_subcommands([&](const CLI::App* command) { return command->check_name(argv[1]); });
+    if (named.empty()) {
+      fail_usage(std::string("no command is called \"") + argv[1] + "\"; see qmlp --help");
+    }
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForVersion&) {

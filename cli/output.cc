@@ -1,10 +1,12 @@
 #include "output.h"
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include "context.h"
@@ -22,6 +24,21 @@ struct Descriptor {
     if (fd > STDERR_FILENO) ::close(fd);
   }
 };
+
+// Blocks until there is something to read or a stop is requested. A signal that comes between the
+// check and the wait ends the wait, since it is let in only there.
+void wait_readable(int fd) {
+  sigset_t stops;
+  sigset_t before;
+  sigemptyset(&stops);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&stops, number);
+  sigprocmask(SIG_BLOCK, &stops, &before);
+  if (!stop_requested()) {
+    pollfd entry{fd, POLLIN, 0};
+    ::ppoll(&entry, 1, nullptr, &before);
+  }
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+}
 
 }  // namespace
 
@@ -63,14 +80,12 @@ std::string read_input(const std::string& path) {
   std::string text;
   char chunk[1 << 16];
   for (;;) {
+    wait_readable(file.fd);
     const ssize_t n = ::read(file.fd, chunk, sizeof chunk);
-    if (n == 0) return text;
-    if (n > 0) {
-      text.append(chunk, static_cast<std::size_t>(n));
-      continue;
-    }
-    if (errno != EINTR) fail(Errc::io, name + ": " + errno_text());
+    if (n < 0 && errno != EINTR) fail(Errc::io, name + ": " + errno_text());
     check_stop();
+    if (n == 0) return text;
+    if (n > 0) text.append(chunk, static_cast<std::size_t>(n));
   }
 }
 

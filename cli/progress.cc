@@ -12,10 +12,8 @@ Progress::Progress(bool enabled) : enabled_(enabled), terminal_(::isatty(STDERR_
 void Progress::update(std::string_view what, std::int64_t done, std::int64_t total) {
   if (!enabled_) return;
   const auto now = std::chrono::steady_clock::now();
-  const bool new_step = what != last_what_;
-  if (!new_step && now < next_ && done != total) return;
+  if (now < next_) return;
   next_ = now + (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000));
-  last_what_ = what;
   std::string text(what);
   if (total > 0) {
     text += format(" %lld/%lld", static_cast<long long>(done), static_cast<long long>(total));

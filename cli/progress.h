@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 namespace qmlp::cli {
@@ -15,7 +14,7 @@ class Progress {
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  // total 0: unknown. Cheap: at most ten times a second, and once a change of `what`.
+  // total 0: unknown. Shown at most ten times a second, every two seconds without a terminal.
   void update(std::string_view what, std::int64_t done, std::int64_t total);
   void clear();  // erases the line
 
@@ -23,7 +22,6 @@ class Progress {
   bool enabled_ = false;
   bool terminal_ = false;
   bool shown_ = false;
-  std::string last_what_;
   std::chrono::steady_clock::time_point next_{};
 };
 

@@ -7,8 +7,19 @@ namespace qmlp::cli {
 std::string StopFilter::push(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
+  // The stop string that is complete first counts, so that pieces of any length stop alike; of
+  // those that end together, the longest.
   std::size_t found = std::string::npos;
-  for (const std::string& stop : stops_) found = std::min(found, held_.find(stop));
+  std::size_t found_end = std::string::npos;
+  for (const std::string& stop : stops_) {
+    const std::size_t begin = held_.find(stop);
+    if (begin == std::string::npos) continue;
+    const std::size_t end = begin + stop.size();
+    if (end < found_end || (end == found_end && begin < found)) {
+      found = begin;
+      found_end = end;
+    }
+  }
   if (found != std::string::npos) {
     stopped_ = true;
     std::string shown = held_.substr(0, found);

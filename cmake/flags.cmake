@@ -12,7 +12,8 @@ if(QMLP_DEVELOPER)
   target_compile_options(qmlp_flags INTERFACE -Werror)
 endif()
 if(QMLP_SANITIZE)
-  target_compile_options(qmlp_flags INTERFACE -fsanitize=${QMLP_SANITIZE} -fno-omit-frame-pointer
-                                              -fno-sanitize-recover=all)
+  # The library has no RTTI, which the vptr check would need.
+  target_compile_options(qmlp_flags INTERFACE -fsanitize=${QMLP_SANITIZE} -fno-sanitize=vptr
+                                              -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(qmlp_flags INTERFACE -fsanitize=${QMLP_SANITIZE})
 endif()

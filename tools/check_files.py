@@ -24,13 +24,13 @@ def check_text(path, text):
     for number, line in enumerate(text.split("\n"), 1):
         if MACHINE_PATH.search(line):
             yield f"{name}:{number}: names a path of one machine: {line.strip()[:80]}"
-        if line != line.rstrip() and path.suffix in {".cc", ".h", ".py", ".cmake", ".md", ""}:
+        if line != line.rstrip() and path.suffix in {".cc", ".h", ".cmake", ".md", ""}:
             yield f"{name}:{number}: white space at the end of the line"
         if "\t" in line and path.suffix in {".cc", ".h", ".py", ".md"}:
             yield f"{name}:{number}: a tab"
     if text and not text.endswith("\n"):
         yield f"{name}: no newline at the end"
-    if path.suffix in {".cc", ".h"} and "tests/data" not in str(name):
+    if path.suffix in {".cc", ".h"}:
         if text.count("\n") > MAX_LINES:
             yield f"{name}: {text.count(chr(10))} lines, at most {MAX_LINES}"
 
@@ -54,7 +54,8 @@ def check_readme_example(text):
 def main():
     found = []
     for path in committed():
-        if path.suffix in BINARY or not path.is_file():
+        is_data = "tests/data" in path.as_posix()
+        if path.suffix in BINARY or is_data or not path.is_file():
             continue
         try:
             text = path.read_bytes().decode()

@@ -27,10 +27,12 @@ class Tokenizer {
   std::int64_t vocab_size() const noexcept;
 
   // Token ids of UTF-8 text. Text that spells a special token stays text. Adds no special tokens.
-  // Error: invalid UTF-8, with the byte offset.
+  // A byte that the vocabulary lacks gives the model's unk_token, or nothing if it has none, as in
+  // Hugging Face's tokenizers. Error: invalid UTF-8, with the byte offset.
   Result<std::vector<std::int32_t>> encode(std::string_view text) const;
   // The prompt of a conversation in the model's own template, ending where the assistant's answer
-  // starts. Error: the template is not one that is understood here (use a raw prompt).
+  // starts. Only the template can write special tokens, roles and contents cannot. Error: the
+  // template is not one that is understood here (use a raw prompt), or refuses the messages.
   Result<std::vector<std::int32_t>> encode_chat(std::span<const ChatMessage> messages) const;
 
   // The bytes of one token; special tokens give their text. Error: id out of range.

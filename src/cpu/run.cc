@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "cpu/kernels/kernel_args.h"
+#include "cpu/pack.h"
 #include "cpu/sigmoid_table.h"
 #include "plan/packed_weight.h"
 
@@ -102,7 +103,7 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   args.N = problem.N;
   args.K = problem.K;
   for (int i = 0; i < call.weight.num_parts; ++i) {
-    args.weight[i] = &call.weight.parts[i]->blocks;
+    args.weight[i] = &static_cast<const PackedMatrix*>(call.weight.parts[i].get())->blocks;
     args.linear_bias[i] = call.linear_bias[i];
   }
   args.is_swiglu = problem.op == plan::Op::swiglu;
@@ -142,10 +143,15 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   return 0;
 }
 
-void swiglu_elements(DType dtype, const void* gate, const void* up, void* out,
-                     std::int64_t n) noexcept {
+void swiglu_activation(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
+                       const Stream& stream) noexcept {
   static const IsaFunctions& isa = functions_of(host_facts().isa);
-  isa.activation(static_cast<int>(dtype), sigmoid_table(dtype), gate, up, out, n);
+  const auto bytes = static_cast<std::int64_t>(size_of(out.dtype));
+  static_cast<ThreadPool*>(stream.handle)->for_each(out.rows, [&](std::int64_t row, int) {
+    isa.activation(static_cast<int>(out.dtype), sigmoid_table(out.dtype),
+                   gate.data + row * gate.row_stride * bytes, up.data + row * up.row_stride * bytes,
+                   out.data + row * out.row_stride * bytes, out.cols);
+  });
 }
 
 }  // namespace qmlp::cpu

@@ -21,8 +21,9 @@ namespace {
 constexpr std::uint64_t kMaxConfigBytes = 16'000'000;
 using Location = TensorFiles::Location;
 
-Error bad_tensor(std::string_view name, std::string_view rest) {
-  return Error{Errc::corrupt_file, concat("tensor '", name, "': ", rest)};
+Error bad_tensor(const Location& tensor, std::string_view rest) {
+  return Error{Errc::corrupt_file,
+               concat(tensor.file->file().path(), ": tensor '", tensor.name, "': ", rest)};
 }
 
 bool ends_with(std::string_view text, std::string_view suffix) {
@@ -136,8 +137,8 @@ Result<const QuantOverride*> Checkpoint::Impl::find_override(std::string_view mo
 Status Checkpoint::Impl::check_dense(const ModuleInfo& info, const Module& module) const {
   const std::vector<std::int64_t> need{info.N, info.K};
   if (module.weight->entry->shape == need) return {};
-  return bad_tensor(module.weight->name, concat("is ", describe(*module.weight),
-                                                ", config.json needs ", shape_to_string(need)));
+  return bad_tensor(*module.weight, concat("is ", describe(*module.weight), ", config.json needs ",
+                                           shape_to_string(need)));
 }
 
 Status Checkpoint::Impl::check_quantized(const ModuleInfo& info, const Module& module) const {
@@ -147,7 +148,7 @@ Status Checkpoint::Impl::check_quantized(const ModuleInfo& info, const Module& m
   const std::string rule =
       concat(spec.bits, " bits, group ", spec.group_size, " (", info.spec_source, ")");
   if (K % spec.group_size != 0) {
-    return bad_tensor(module.weight->name,
+    return bad_tensor(*module.weight,
                       concat("its K ", K, " is no multiple of the group in ", rule));
   }
   const std::vector<std::int64_t> need_weight{N, K / 32 * spec.bits};
@@ -164,14 +165,14 @@ Status Checkpoint::Impl::check_quantized(const ModuleInfo& info, const Module& m
       hint = concat("; the shapes fit ", weight_shape[1] / (K / 32), " bits, group ",
                     K / scales_shape[1]);
     }
-    return bad_tensor(wrong.name,
+    return bad_tensor(wrong,
                       concat("is ", describe(wrong), ", [", N, ", ", K, "] at ", rule, " needs ",
                              shape_to_string(weight_wrong ? need_weight : need_scales), hint));
   }
   if (module.biases->entry->shape != scales_shape ||
       module.biases->entry->dtype != module.scales->entry->dtype) {
-    return bad_tensor(module.biases->name, concat("is ", describe(*module.biases),
-                                                  ", its scales are ", describe(*module.scales)));
+    return bad_tensor(*module.biases, concat("is ", describe(*module.biases), ", its scales are ",
+                                             describe(*module.scales)));
   }
   return {};
 }
@@ -206,15 +207,15 @@ Status Checkpoint::Impl::add_module(const std::string& module_path, std::int64_t
   if (!quantized) {
     for (const Location* extra : {module.scales, module.biases}) {
       if (extra != nullptr) {
-        return bad_tensor(extra->name, entry != nullptr
-                                           ? concat("is there, but config.json says that '",
-                                                    entry->key, "' is not quantized")
-                                           : concat("is there without ", module_path, ".scales"));
+        return bad_tensor(*extra, entry != nullptr
+                                      ? concat("is there, but config.json says that '", entry->key,
+                                               "' is not quantized")
+                                      : concat("is there without ", module_path, ".scales"));
       }
     }
     const auto dtype = float_dtype(module.weight->entry->dtype);
     if (!dtype) {
-      return bad_tensor(module.weight->name,
+      return bad_tensor(*module.weight,
                         concat("is ", describe(*module.weight),
                                module.weight->entry->dtype == "U32"
                                    ? concat(", but ", module_path, ".scales is missing")
@@ -224,7 +225,7 @@ Status Checkpoint::Impl::add_module(const std::string& module_path, std::int64_t
     QMLP_TRY(check_dense(info, module));
   } else {
     if (!quant.present) {
-      return bad_tensor(module.scales->name,
+      return bad_tensor(*module.scales,
                         "is there, but config.json has no quantization entry (bits, group_size)");
     }
     for (const auto& [tensor, suffix] :
@@ -235,12 +236,12 @@ Status Checkpoint::Impl::add_module(const std::string& module_path, std::int64_t
       }
     }
     if (module.weight->entry->dtype != "U32") {
-      return bad_tensor(module.weight->name,
+      return bad_tensor(*module.weight,
                         concat("is ", describe(*module.weight), ", packed codes need U32"));
     }
     const auto dtype = float_dtype(module.scales->entry->dtype);
     if (!dtype) {
-      return bad_tensor(module.scales->name,
+      return bad_tensor(*module.scales,
                         concat("is ", describe(*module.scales), ", needs F32, F16 or BF16"));
     }
     info.spec = {entry != nullptr ? entry->bits : quant.bits,
@@ -251,7 +252,7 @@ Status Checkpoint::Impl::add_module(const std::string& module_path, std::int64_t
   if (has_bias) {
     QMLP_TRY(need_vector(concat(module_path, ".bias"), N));
   } else if (module.linear_bias != nullptr) {
-    return bad_tensor(module.linear_bias->name,
+    return bad_tensor(*module.linear_bias,
                       "is there, but config.json says that this layer has no bias "
                       "(attention_bias, mlp_bias)");
   }
@@ -268,7 +269,7 @@ Status Checkpoint::Impl::need_vector(const std::string& name, std::int64_t size)
   if (tensor == nullptr) return missing_tensor(path, name, "config.json needs it");
   if (!float_dtype(tensor->entry->dtype) ||
       tensor->entry->shape != std::vector<std::int64_t>{size}) {
-    return bad_tensor(name,
+    return bad_tensor(*tensor,
                       concat("is ", describe(*tensor), ", needs F32, F16 or BF16 [", size, "]"));
   }
   return {};

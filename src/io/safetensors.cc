@@ -64,6 +64,7 @@ Result<std::string_view> header_text(std::span<const std::byte> file, std::strin
 }
 
 Status read_metadata(const Json& value, std::string_view what, SafetensorsHeader& header) {
+  if (value.is_null()) return {};  // MLX writes null when there is none
   const JsonObject* object = value.object();
   if (object == nullptr) {
     return corrupt(what, concat("__metadata__ is ", value.kind_name(), ", needs an object"));

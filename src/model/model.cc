@@ -117,7 +117,7 @@ class Loader {
   }
 
  private:
-  const Stream stream() const noexcept { return cpu_stream(pool_); }
+  Stream stream() const noexcept { return cpu_stream(pool_); }
 
   void hash_config() {
     const ModelConfig& c = model_.config;

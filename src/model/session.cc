@@ -502,14 +502,29 @@ Error Session::Impl::non_finite_error(Tap which, std::int64_t layer, std::int64_
                                    : "-inf",
                  ", ", to_string(m.activations), ")");
   // A weight that is itself not finite explains it; the range of f16 does otherwise.
-  for (const Model::Op& op : m.ops) {
-    const bool in_layer = layer < 0 || op.path.starts_with(concat("model.layers.", layer, "."));
-    if (in_layer && packed_info(*op.weight).non_finite) {
-      return Error{Errc::unsupported, concat(text, "; the weight ", op.path, " is not finite")};
+  const auto blame = [&](const std::string& path, const PackedWeight& weight) {
+    const bool bad = packed_info(weight).non_finite;
+    if (bad) text += concat("; the weight ", path, " is not finite");
+    return bad;
+  };
+  if (which == Tap::embedding) {
+    if (blame("model.embed_tokens", *m.embedding)) return Error{Errc::unsupported, text};
+  } else if (layer < 0) {
+    const Model::Op& head = m.ops[m.head.index];
+    if (blame(head.path, *head.weight)) return Error{Errc::unsupported, text};
+  } else {
+    const std::string prefix = concat("model.layers.", layer, ".");
+    for (const Model::Op& op : m.ops) {
+      if (op.path.starts_with(prefix) && blame(op.path, *op.weight)) {
+        return Error{Errc::unsupported, text};
+      }
     }
   }
   if (m.activations == DType::f16) {
-    text += "; f16 ends at 65504: try --precision wide or --activations bf16";
+    text += "; f16 ends at 65504: try --activations bf16";
+    if (which == Tap::swiglu && m.precision == Precision::match) {
+      text += ", or --precision wide if only gate or up passes it";
+    }
   }
   return Error{Errc::unsupported, text};
 }

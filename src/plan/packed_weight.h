@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "cpu/pack.h"
 #include "qmlp/ops.h"
 #include "qmlp/types.h"
 
@@ -13,8 +12,12 @@ class PackedWeight {
  public:
   DeviceKind device = DeviceKind::cpu;
   DType activation = DType::bf16;
+  std::int64_t N = 0;
+  std::int64_t K = 0;
   int num_parts = 1;  // 2: gate and up
-  std::shared_ptr<const cpu::PackedMatrix> parts[2];
+  QuantSpec spec[2];
+  // The backend's own form of each part. One that packs gate and up together uses the first alone.
+  std::shared_ptr<const void> parts[2];
 };
 
 }  // namespace qmlp

@@ -13,6 +13,10 @@
 namespace qmlp::text::jinja {
 namespace {
 
+// What a template may build in memory; messages are far smaller.
+constexpr std::size_t kMaxText = std::size_t{64} << 20;
+constexpr std::size_t kMaxList = std::size_t{1} << 20;
+
 bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
@@ -165,13 +169,15 @@ Result<Value> split(const MarkedText& text, const List& arguments, std::size_t a
   }
 }
 
-MarkedText replace(const MarkedText& text, const std::string& old, const MarkedText& with) {
+Result<Value> replace(const MarkedText& text, const std::string& old, const MarkedText& with,
+                      std::size_t at) {
   MarkedText out;
   std::size_t begin = 0;
   for (;;) {
     const std::size_t end = text.bytes.find(old, begin);
     out.append(text.substr(begin, std::min(end, text.size())));
-    if (end == std::string::npos) return out;
+    if (end == std::string::npos) return Value::string(std::move(out));
+    if (out.size() + with.size() > kMaxText) return refuse("text this long", at);
     out.append(with);
     begin = end + old.size();
   }
@@ -295,16 +301,19 @@ Result<Value> apply_operator(std::string_view op, const Value& left, const Value
   if (op == "~") {
     QMLP_ASSIGN(MarkedText text, printed(left, at));
     QMLP_ASSIGN(const MarkedText more, printed(right, at));
+    if (text.size() + more.size() > kMaxText) return refuse("text this long", at);
     text.append(more);
     return Value::string(std::move(text));
   }
   if (op == "+" && left.kind == right.kind) {
     if (left.kind == ValueKind::string) {
+      if (left.text.size() + right.text.size() > kMaxText) return refuse("text this long", at);
       MarkedText text = left.text;
       text.append(right.text);
       return Value::string(std::move(text));
     }
     if (left.kind == ValueKind::list) {
+      if (left.list->size() + right.list->size() > kMaxList) return refuse("a list this long", at);
       List list = *left.list;
       list.insert(list.end(), right.list->begin(), right.list->end());
       return Value::of(std::move(list));
@@ -401,7 +410,7 @@ Result<Value> call_method(const Value& object, std::string_view name, const List
     }
     if (name == "split") return split(text, arguments, at);
     if (name == "replace" && count == 2 && !arguments[0].text.bytes.empty()) {
-      return Value::string(replace(text, arguments[0].text.bytes, arguments[1].text));
+      return replace(text, arguments[0].text.bytes, arguments[1].text, at);
     }
     if (count == 0 &&
         (name == "upper" || name == "lower" || name == "title" || name == "capitalize")) {

@@ -12,9 +12,9 @@
 namespace qmlp::text::jinja {
 namespace {
 
-constexpr int kMaxDepth = 250;                  // of an expression's evaluation
-constexpr std::int64_t kMaxSteps = 10'000'000;  // statements and expressions evaluated
-constexpr std::size_t kMaxOutput = std::size_t{256} << 20;
+constexpr int kMaxDepth = 250;                 // of an expression's evaluation
+constexpr std::int64_t kMaxSteps = 2'000'000;  // statements and expressions evaluated
+constexpr std::size_t kMaxOutput = std::size_t{64} << 20;
 
 class Renderer {
  public:

@@ -140,7 +140,6 @@ Result<std::vector<std::int32_t>> Tokenizer::encode_chat(
   }
   QMLP_ASSIGN(const text::MarkedText prompt, impl_->chat.render(messages));
   std::vector<std::int32_t> ids;
-  std::string_view rest;
   std::size_t done = 0;  // all before it is encoded
   const std::string_view bytes = prompt.bytes;
   const auto encode_until = [&](std::size_t end) -> Status {

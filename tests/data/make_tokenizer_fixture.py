@@ -110,7 +110,7 @@ def conversations():
     parts = ["Hello", " there", "\n", " ", "\t", "é😀", "\u00a0", "\u001c", "</think>", "<tool_response>", "</tool_response>", "a", "\\n"]
     out = [[{"role": "user", "content": "What is the capital of France?"}],
            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
-            {"role": "user", "content": "  Bye\n\n"}], [],
+            {"role": "user", "content": "  Bye\n\n"}],
            [{"role": "user", "content": ""}], [{"role": "user", "content": "\n\n x"}]]
     for _ in range(20):
         out.append([{"role": rng.choice(roles), "content": "".join(rng.choices(parts, k=rng.randint(0, 6)))}

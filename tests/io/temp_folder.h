@@ -33,6 +33,8 @@ class TempFolder {
   const std::string& path() const { return path_; }
   std::string file(std::string_view name) const { return path_ + "/" + std::string(name); }
   std::string write(std::string_view name, std::string_view contents) const {
+    // ext4 flushes a file that is truncated and written again.
+    std::filesystem::remove(file(name));
     std::ofstream(file(name), std::ios::binary) << contents;
     return file(name);
   }

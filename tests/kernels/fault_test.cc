@@ -1,5 +1,5 @@
 // The planted fault that `verify` must find: it strikes the named call, once, in one element.
-#include "plan/fault_hook.h"
+#include "ops/fault_hook.h"
 
 #include <gtest/gtest.h>
 

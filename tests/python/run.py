@@ -66,8 +66,7 @@ def main():
     if args.names:
         tests = loader.loadTestsFromNames(args.names)
     else:
-        tests = unittest.TestSuite([loader.discover(str(HERE), "test_*.py"),
-                                    loader.discover(str(HERE), "check_*.py")])
+        tests = loader.discover(str(HERE), "test_*.py")
     result = unittest.TextTestRunner(sys.stdout, verbosity=2, resultclass=Result).run(tests)
     if args.junit:
         write_junit(args.junit, result)

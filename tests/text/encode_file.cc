@@ -24,8 +24,8 @@ constexpr std::uint32_t kMaxCount = std::uint32_t{1} << 30;
 std::optional<std::uint32_t> read_number() {
   unsigned char bytes[4];
   if (std::fread(bytes, 1, 4, stdin) != 4) return std::nullopt;
-  const std::uint32_t value = bytes[0] | bytes[1] << 8 | bytes[2] << 16 |
-                              static_cast<std::uint32_t>(bytes[3]) << 24;
+  const std::uint32_t value =
+      bytes[0] | bytes[1] << 8 | bytes[2] << 16 | static_cast<std::uint32_t>(bytes[3]) << 24;
   if (value > kMaxCount) return std::nullopt;
   return value;
 }
@@ -75,7 +75,8 @@ bool serve(const qmlp::Tokenizer& tokenizer, int request, Timing& timing) {
     if (!text) return false;
     const auto start = std::chrono::steady_clock::now();
     const auto ids = tokenizer.encode(*text);
-    timing.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    timing.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     timing.bytes += text->size();
     answer(ids);
     return true;

@@ -5,13 +5,11 @@
 #include <string>
 
 #include "base/checked.h"
-#include "base/float16.h"
 #include "base/try.h"
-#include "cpu/run.h"
-#include "plan/fault_hook.h"
+#include "ops/fault_hook.h"
+#include "plan/backend.h"
 #include "plan/kernel.h"
 #include "plan/packed_weight.h"
-#include "qmlp/cpu.h"
 
 namespace qmlp {
 namespace {
@@ -112,19 +110,18 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
         op, "x",
         "has " + std::to_string(M) + " rows, the plan takes 0 to " + std::to_string(problem.M));
   }
-  if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation) {
+  if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation ||
+      weight.device != state.device.kind) {
     return argument_error(op, "weight", "was packed for another kind of plan");
   }
   for (int i = 0; i < weight.num_parts; ++i) {
-    const cpu::PackedMatrix& packed = *weight.parts[i];
-    if (packed.blocks.N != problem.N || packed.blocks.K != problem.K ||
-        packed.spec != problem.spec[i]) {
+    if (weight.N != problem.N || weight.K != problem.K || weight.spec[i] != problem.spec[i]) {
       return argument_error(op, "weight",
-                            "is [" + std::to_string(packed.blocks.N) + ", " +
-                                std::to_string(packed.blocks.K) + "] at " +
-                                std::to_string(packed.spec.bits) + " bits, the plan has [" +
-                                std::to_string(problem.N) + ", " + std::to_string(problem.K) +
-                                "] at " + std::to_string(problem.spec[i].bits));
+                            "is [" + std::to_string(weight.N) + ", " + std::to_string(weight.K) +
+                                "] at " + std::to_string(weight.spec[i].bits) +
+                                " bits, the plan has [" + std::to_string(problem.N) + ", " +
+                                std::to_string(problem.K) + "] at " +
+                                std::to_string(problem.spec[i].bits));
     }
   }
   QMLP_TRY(check_matrix(op, "x", x, M, problem.K, problem.activation));
@@ -175,11 +172,16 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
   const plan::OpCall call{state,  weight,         x,        out,     workspace,
                           stream, {bias0, bias1}, residual, gate_tap};
   if (const int code = kernel.run(kernel, call); code != 0) {
-    return Error{static_cast<Errc>(code), std::string(kernel.name) + " failed"};
+    const plan::Backend* backend = plan::backend(state.device.kind);
+    const std::string words = backend->last_error == nullptr ? "" : backend->last_error();
+    return Error{static_cast<Errc>(code),
+                 std::string(kernel.name) + " failed" + (words.empty() ? "" : ": " + words)};
   }
   plan::count_dispatch(kernel);
-  testing::maybe_corrupt_output(
-      kind == plan::Op::swiglu ? testing::FaultSite::swiglu : testing::FaultSite::linear, out);
+  if (state.device.kind == DeviceKind::cpu) {
+    testing::maybe_corrupt_output(
+        kind == plan::Op::swiglu ? testing::FaultSite::swiglu : testing::FaultSite::linear, out);
+  }
   return {};
 }
 
@@ -197,6 +199,8 @@ Result<PackedWeightPtr> pack_parts(const Plan& plan, std::span<const QuantizedTe
   weight->device = state.device.kind;
   weight->activation = problem.activation;
   weight->num_parts = problem.num_weights();
+  weight->N = problem.N;
+  weight->K = problem.K;
   for (int i = 0; i < weight->num_parts; ++i) {
     const QuantizedTensorView& source = sources[static_cast<std::size_t>(i)];
     QMLP_TRY(validate(source));
@@ -215,9 +219,9 @@ Result<PackedWeightPtr> pack_parts(const Plan& plan, std::span<const QuantizedTe
                                 std::to_string(problem.spec[i].group_size) + ", " +
                                 to_string(problem.spec[i].scale_dtype));
     }
-    QMLP_ASSIGN(weight->parts[i], cpu::pack_matrix(source, problem.activation,
-                                                   *static_cast<ThreadPool*>(stream.handle)));
+    weight->spec[i] = source.spec;
   }
+  QMLP_TRY(plan::backend(state.device.kind)->pack(sources, stream, *weight));
   return PackedWeightPtr(std::move(weight));
 }
 
@@ -240,36 +244,39 @@ Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index) {
                  "part: index is " + std::to_string(index) + ", needs 0 to " +
                      std::to_string(packed == nullptr ? 0 : packed->num_parts - 1)};
   }
-  auto half = std::make_shared<PackedWeight>();
-  half->device = packed->device;
-  half->activation = packed->activation;
+  if (packed->num_parts == 1) return packed;
+  if (!plan::backend(packed->device)->parts_stand_alone) {
+    return Error{Errc::unsupported,
+                 "part: this device packs gate and up together; pack them one by one for a linear"};
+  }
+  auto half = std::make_shared<PackedWeight>(*packed);
+  half->num_parts = 1;
+  half->spec[0] = packed->spec[index];
+  half->spec[1] = {};
   half->parts[0] = packed->parts[index];
+  half->parts[1] = nullptr;
   return PackedWeightPtr(std::move(half));
 }
 
 PackedInfo packed_info(const PackedWeight& packed) noexcept {
-  PackedInfo info;
-  for (int i = 0; i < packed.num_parts; ++i) {
-    info.bytes += packed.parts[i]->data.size();
-    info.blocks += packed.parts[i]->blocks.num_blocks;
-    info.exact_blocks += packed.parts[i]->exact_blocks;
-    info.non_finite |= packed.parts[i]->blocks.non_finite != 0;
-  }
-  return info;
+  return plan::backend(packed.device)->info(packed);
 }
 
 Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept {
-  const cpu::PackedMatrix& matrix = *packed.parts[0];
+  const plan::Backend* backend = plan::backend(packed.device);
+  if (backend->decode_row == nullptr) {
+    return Error{Errc::unsupported, "decode_row: the weight is not in this machine's memory"};
+  }
   if (packed.num_parts != 1) {
     return argument_error("decode_row", "weight", "has two parts, needs one: use part()");
   }
-  if (row < 0 || row >= matrix.blocks.N) {
+  if (row < 0 || row >= packed.N) {
     return argument_error(
         "decode_row", "row",
-        "is " + std::to_string(row) + ", the weight has " + std::to_string(matrix.blocks.N));
+        "is " + std::to_string(row) + ", the weight has " + std::to_string(packed.N));
   }
-  QMLP_TRY(check_matrix("decode_row", "out", out, 1, matrix.blocks.K, packed.activation));
-  cpu::decode_row(matrix, packed.activation, row, out.data);
+  QMLP_TRY(check_matrix("decode_row", "out", out, 1, packed.K, packed.activation));
+  backend->decode_row(packed, row, out.data);
   return {};
 }
 
@@ -303,12 +310,7 @@ Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const Mut
       return argument_error(kOp, "out", "overlaps an input without being the same matrix");
     }
   }
-  const auto bytes = static_cast<std::int64_t>(size_of(out.dtype));
-  static_cast<ThreadPool*>(stream.handle)->for_each(out.rows, [&](std::int64_t row, int) {
-    cpu::swiglu_elements(out.dtype, gate.data + row * gate.row_stride * bytes,
-                         up.data + row * up.row_stride * bytes,
-                         out.data + row * out.row_stride * bytes, out.cols);
-  });
+  plan::backend(DeviceKind::cpu)->swiglu_activation(gate, up, out, stream);
   return {};
 }
 

@@ -1,4 +1,4 @@
-#include "plan/fault_hook.h"
+#include "ops/fault_hook.h"
 
 #include <atomic>
 #include <cstddef>

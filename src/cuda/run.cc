@@ -1,0 +1,207 @@
+#include "cuda/run.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/checked.h"
+#include "base/try.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/pack.h"
+#include "plan/packed_weight.h"
+#include "qmlp/cuda.h"
+
+namespace qmlp {
+namespace cuda {
+
+struct DeviceTiles {
+  int ordinal = 0;
+  std::uint8_t* data = nullptr;
+  std::size_t bytes = 0;
+  TileFormat format;
+  std::int64_t num_tiles = 0, num_chunks = 0, tile_bytes = 0;
+  float unscale[2] = {1.0f, 1.0f};
+
+  DeviceTiles() = default;
+  DeviceTiles(const DeviceTiles&) = delete;
+  DeviceTiles& operator=(const DeviceTiles&) = delete;
+  ~DeviceTiles() { cudaFree(data); }
+};
+
+namespace {
+
+thread_local cudaError_t t_last_error = cudaSuccess;
+
+// Makes `ordinal` current for a scope and restores the caller's device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int ordinal) noexcept {
+    cudaGetDevice(&before_);
+    status_ = before_ == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
+    changed_ = before_ != ordinal;
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  cudaError_t status() const noexcept { return status_; }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+  cudaError_t status_ = cudaSuccess;
+};
+
+Error device_error(const char* what, cudaError_t error) {
+  return Error{error == cudaErrorMemoryAllocation ? Errc::out_of_memory : Errc::device,
+               std::string(what) + ": " + cudaGetErrorString(error)};
+}
+
+bool tile_can_read(const MatrixView& x) noexcept {
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.row_stride % 8 == 0;
+}
+
+}  // namespace
+
+std::string last_error() {
+  return t_last_error == cudaSuccess ? std::string() : cudaGetErrorString(t_last_error);
+}
+
+std::size_t device_bytes(const DeviceTiles& tiles) noexcept { return tiles.bytes; }
+
+Result<std::shared_ptr<const DeviceTiles>> upload(const QuantizedTensorView* weights,
+                                                  int num_weights, DType activation,
+                                                  const Stream& stream) {
+  QMLP_ASSIGN(const HostTiles host, pack_tiles(weights, num_weights, activation));
+  const DeviceScope scope(stream.device.ordinal);
+  if (scope.status() != cudaSuccess) return device_error("pack", scope.status());
+  auto tiles = std::make_shared<DeviceTiles>();
+  tiles->ordinal = stream.device.ordinal;
+  tiles->bytes = host.bytes.size();
+  tiles->format = host.format;
+  tiles->num_tiles = host.num_tiles;
+  tiles->num_chunks = host.num_chunks;
+  tiles->tile_bytes = host.tile_bytes;
+  std::copy(host.unscale, host.unscale + 2, tiles->unscale);
+  void* data = nullptr;
+  if (const cudaError_t e = cudaMalloc(&data, std::max<std::size_t>(host.bytes.size(), 16));
+      e != cudaSuccess) {
+    return device_error("pack", e);
+  }
+  tiles->data = static_cast<std::uint8_t*>(data);
+  if (const cudaError_t e =
+          cudaMemcpy(tiles->data, host.bytes.data(), host.bytes.size(), cudaMemcpyHostToDevice);
+      e != cudaSuccess) {
+    return device_error("pack", e);
+  }
+  return std::shared_ptr<const DeviceTiles>(std::move(tiles));
+}
+
+std::size_t kernel_workspace_bytes(const plan::Kernel&, const plan::Problem& problem,
+                                   const DeviceFacts& device) noexcept {
+  // Also where a tile kernel is meant: it hands rows that TMA cannot read to the stream kernel.
+  return stream_fragment_bytes(problem.M, ceil_div(problem.K, kChunkK), device);
+}
+
+int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
+  const plan::Problem& problem = call.plan.problem;
+  const DeviceFacts& device = call.plan.device;
+  const auto& tiles = *static_cast<const DeviceTiles*>(call.weight.parts[0].get());
+  const auto* stream = static_cast<const CudaStream*>(call.stream.handle);
+  const DeviceScope scope(tiles.ordinal);
+  t_last_error = scope.status();
+  if (t_last_error != cudaSuccess) return static_cast<int>(Errc::device);
+
+  MatmulArgs args = {};
+  args.weights = tiles.data;
+  args.tile_bytes = tiles.tile_bytes;
+  args.format = tiles.format;
+  args.num_tiles = tiles.num_tiles;
+  args.num_chunks = tiles.num_chunks;
+  args.x = call.x.data;
+  args.x_stride = call.x.row_stride;
+  args.M = call.x.rows;
+  args.K = problem.K;
+  EpilogueArgs& epilogue = args.epilogue;
+  epilogue.out = call.out.data;
+  epilogue.out_stride = call.out.row_stride;
+  epilogue.N = problem.N;
+  epilogue.linear_bias[0] = call.linear_bias[0];
+  epilogue.linear_bias[1] = call.linear_bias[1];
+  epilogue.residual = call.residual.data;
+  epilogue.residual_stride = call.residual.row_stride;
+  epilogue.gate_tap = call.gate_tap.data;
+  epilogue.gate_tap_stride = call.gate_tap.row_stride;
+  epilogue.unscale[0] = tiles.unscale[0];
+  epilogue.unscale[1] = tiles.unscale[1];
+  epilogue.is_swiglu = problem.op == plan::Op::swiglu;
+  epilogue.wide = problem.precision == Precision::wide;
+
+  const auto cuda_stream = static_cast<cudaStream_t>(stream->cuda_stream);
+  const bool bf16 = problem.activation == DType::bf16;
+  int status = 0;
+  if (kernel.body == kTileSm90 && tile_can_read(call.x)) {
+    status = bf16 ? launch_tile_bf16_sm90a(args, device, cuda_stream)
+                  : launch_tile_f16_sm90a(args, device, cuda_stream);
+  } else {
+    if (stream_fragment_bytes(args.M, args.num_chunks, device) != 0) {
+      args.x_fragments = reinterpret_cast<std::uint32_t*>(call.workspace.bytes.data());
+    }
+    if (kernel.body == kStreamSm80) {
+      status = launch_stream_sm80(bf16 ? Element::bf16 : Element::f16, args, device, cuda_stream);
+    } else {
+      status = bf16 ? launch_stream_bf16_sm90(args, device, cuda_stream)
+                    : launch_stream_f16_sm90(args, device, cuda_stream);
+    }
+  }
+  t_last_error = static_cast<cudaError_t>(status);
+  return status == cudaSuccess ? 0 : static_cast<int>(Errc::device);
+}
+
+}  // namespace cuda
+
+Result<DeviceFacts> cuda_facts(int ordinal) {
+  int count = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess || count == 0) {
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (driver == 0) return Error{Errc::device, "no NVIDIA driver is installed; use --device cpu"};
+    if (driver < runtime) {
+      return Error{Errc::device,
+                   "the NVIDIA driver supports CUDA " + std::to_string(driver / 1000) + "." +
+                       std::to_string(driver % 1000 / 10) + ", this build needs " +
+                       std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10)};
+    }
+    return Error{Errc::device, std::string("no CUDA device: ") + cudaGetErrorString(e)};
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return Error{Errc::invalid_argument, "CUDA device " + std::to_string(ordinal) +
+                                             " does not exist; there are " + std::to_string(count)};
+  }
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, name, ordinal);
+    return value;
+  };
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor);
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  if (major < 8) {
+    return Error{Errc::unsupported, "CUDA device " + std::to_string(ordinal) +
+                                        " has compute capability " + std::to_string(major) + "." +
+                                        std::to_string(minor) + ", needs 8.0 or later"};
+  }
+  DeviceFacts facts;
+  facts.kind = DeviceKind::cuda;
+  facts.ordinal = ordinal;
+  facts.isa = major == 9 && minor == 0 ? Isa::sm90a : Isa::sm80;
+  facts.num_sms = attribute(cudaDevAttrMultiProcessorCount);
+  facts.smem_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  facts.l2_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
+  facts.present = true;
+  return facts;
+}
+
+}  // namespace qmlp
