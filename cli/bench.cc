@@ -3,6 +3,7 @@
 
 #include "bench_case.h"
 #include "bench_model.h"
+#include "bench_plot.h"
 #include "commands.h"
 #include "context.h"
 #include "format.h"
@@ -31,6 +32,7 @@ struct Flags {
   std::optional<std::string> group;
   std::optional<std::string> threads;
   std::optional<std::string> json;
+  std::optional<std::string> plot;
   std::optional<double> seconds;
   std::int64_t rotate_mib = 0;
   std::int64_t min_runs = 5;
@@ -283,10 +285,12 @@ int run_bench(Flags& flags, Context& context) {
   settings.seconds = flags.seconds.value_or(flags.quick ? 0.3 : 1.0);
   settings.min_runs = static_cast<int>(flags.min_runs);
 
+  const bool json_to_stdout = flags.json && *flags.json == "-";
+  if (flags.json && !json_to_stdout) require_writable(*flags.json);
+  if (flags.plot) require_writable(*flags.plot);
   const MachineInfo machine = machine_info();
   const Rotation rotation = choose_rotation(flags, machine);
   settings.rotate_bytes = rotation.bytes;
-  const bool json_to_stdout = flags.json && *flags.json == "-";
   if (!json_to_stdout) print_header(options, machine, rotation, context.out);
 
   std::vector<ThreadResults> results;
@@ -308,6 +312,18 @@ int run_bench(Flags& flags, Context& context) {
           measure_model(*checkpoint, loaded.model, options.fusion, r.limits, *loaded.pool, context);
       if (!json_to_stdout) print_model(*r.model, context.out);
     }
+  }
+  if (flags.plot) {
+    std::vector<PlotPanel> panels;
+    for (const ThreadResults& r : results) {
+      for (const auto& [shape, result] : r.cases) {
+        panels.push_back({shape_text(shape) + ", " + to_string(settings.activation) + ", threads " +
+                              std::to_string(r.limits.threads),
+                          result.rows});
+      }
+    }
+    write_file(*flags.plot, plot_svg(panels, machine.cpu + ", " + to_string(options.facts.isa) +
+                                                 ", qmlp " + version() + " " + build_type_text()));
   }
   if (flags.json) {
     const std::string text =
@@ -353,7 +369,7 @@ void add_bench(CLI::App& app, Context& context) {
   command->footer(
       "Examples:\n"
       "  qmlp bench --shape 4096,14336 --bits 4 --bits 4,8 --m 1,16,256 --threads 1,2\n"
-      "  qmlp bench models/smollm2-135m --quick --json bench.json");
+      "  qmlp bench models/smollm2-135m --quick --json bench.json --plot bench.svg");
   set_run(*command, context, [flags](Context& c) { return run_bench(*flags, c); });
 }
 

@@ -1,13 +1,9 @@
 #include "gate_tap.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-
-#include <unistd.h>
-
 #include "context.h"
+#include "io/safetensors.h"
 #include "io/safetensors_writer.h"
+#include "output.h"
 
 namespace qmlp::cli {
 
@@ -28,31 +24,16 @@ void GateTap::record(const TapEvent& event) {
 void GateTap::write(const std::string& path) const {
   std::vector<SafetensorsOutput> tensors;
   for (const auto& [index, layer] : layers_) {
-    const char* dtype = layer.dtype == DType::f32   ? "F32"
-                        : layer.dtype == DType::f16 ? "F16"
-                                                    : "BF16";
     tensors.push_back({"model.layers." + std::to_string(index) + ".mlp.gate_proj",
-                       dtype,
+                       safetensors_name(layer.dtype),
                        {layer.rows, layer.cols},
                        layer.bytes.size()});
   }
-  const std::string temporary = path + ".tmp" + std::to_string(::getpid());
-  const auto write_all = [&]() -> Status {
-    auto writer = SafetensorsWriter::create(temporary, std::move(tensors));
-    if (!writer) return writer.error();
-    for (const auto& [index, layer] : layers_) {
-      if (const Status status = writer->write(layer.bytes); !status) return status;
-    }
-    return writer->finish();
-  };
-  Status status = write_all();
-  if (status && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = Error{Errc::io, path + ": " + std::strerror(errno)};
-  }
-  if (!status) {
-    ::unlink(temporary.c_str());
-    throw Exception(status.error());
-  }
+  PendingFile pending(path);
+  auto writer = value_or_throw(SafetensorsWriter::create(pending.temporary(), std::move(tensors)));
+  for (const auto& [index, layer] : layers_) value_or_throw(writer.write(layer.bytes));
+  value_or_throw(writer.finish());
+  pending.commit();
 }
 
 }  // namespace qmlp::cli

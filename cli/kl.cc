@@ -9,6 +9,7 @@
 #include "context.h"
 #include "format.h"
 #include "json_out.h"
+#include "kl_record.h"
 #include "kl_stats.h"
 #include "model_loading.h"
 #include "options.h"
@@ -32,6 +33,8 @@ struct Flags {
   std::optional<std::string> prompt_ids;
   std::optional<std::string> reference;
   std::optional<std::string> test;
+  std::optional<std::string> record;
+  std::optional<std::string> recorded;
   std::int64_t positions = 0;
   std::int64_t window = 0;
   std::int64_t top_logits = 0;
@@ -129,7 +132,14 @@ std::unique_ptr<Session> make_session(const std::shared_ptr<const Model>& model,
   return value_or_throw(Session::create(model, options, pool));
 }
 
-// Calls `run(begin, tokens, new_window)` for each chunk of the text, in order.
+// Positions [begin, begin + tokens.size()) of the text, within the window that ends at window_end.
+struct Chunk {
+  std::int64_t begin = 0;
+  std::span<const std::int32_t> tokens;
+  bool new_window = false;
+  std::int64_t window_end = 0;
+};
+
 template <class Run>
 void for_each_chunk(std::span<const std::int32_t> tokens, std::int64_t window, Progress& progress,
                     Run&& run) {
@@ -139,9 +149,9 @@ void for_each_chunk(std::span<const std::int32_t> tokens, std::int64_t window, P
     for (std::int64_t begin = start; begin < end; begin += kChunk) {
       check_stop();
       progress.update("position", begin, total);
-      const std::int64_t count = std::min(kChunk, end - begin);
-      run(begin, tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
-          begin == start, end);
+      const auto count = static_cast<std::size_t>(std::min(kChunk, end - begin));
+      run(Chunk{begin, tokens.subspan(static_cast<std::size_t>(begin), count), begin == start,
+                end});
     }
   }
 }
@@ -196,41 +206,49 @@ class LayerErrors {
   std::map<std::int64_t, Sums> sums_;
 };
 
+// Runs one mode over the text: for the best logits of each position, or to record all of them.
+template <class Use>
+void run_one_mode(const LoadedModel& loaded, const FusionOptions& fusion,
+                  std::span<const std::int32_t> tokens, std::int64_t window, Context& context,
+                  Use&& use) {
+  const std::int64_t vocab = loaded.model->config().vocab_size;
+  const auto session = make_session(loaded.model, fusion, window, {}, *loaded.pool);
+  std::vector<float> logits(static_cast<std::size_t>(std::min(kChunk, window) * vocab));
+  Progress progress(context.progress);
+  for_each_chunk(tokens, window, progress, [&](const Chunk& chunk) {
+    if (chunk.new_window) value_or_throw(session->truncate(0));
+    const auto out = std::span(logits).first(chunk.tokens.size() * static_cast<std::size_t>(vocab));
+    value_or_throw(session->forward(chunk.tokens, Logits::all, out));
+    use(chunk, out);
+  });
+}
+
 int run_top_logits(const Flags& flags, const RunOptions& options, Context& context) {
   const auto checkpoint = open_checkpoint(flags.model, options);
-  const std::int64_t vocab = checkpoint->config().vocab_size;
+  const auto vocab = static_cast<std::size_t>(checkpoint->config().vocab_size);
   const std::vector<std::int32_t> tokens = read_tokens(flags, checkpoint->config());
   const std::int64_t window =
       window_size(flags, checkpoint->config(), static_cast<std::int64_t>(tokens.size()));
   const LoadedModel loaded = load_model(checkpoint, options, context);
-  const auto session = make_session(loaded.model, options.fusion, window, {}, *loaded.pool);
-  std::vector<float> logits(static_cast<std::size_t>(std::min(kChunk, window) * vocab));
   Json positions = Json::array();
-  Progress progress(context.progress);
-  for_each_chunk(
-      tokens, window, progress,
-      [&](std::int64_t begin, std::span<const std::int32_t> chunk, bool fresh, std::int64_t) {
-        if (fresh) value_or_throw(session->truncate(0));
-        const std::span<float> out(logits.data(), chunk.size() * static_cast<std::size_t>(vocab));
-        value_or_throw(session->forward(chunk, Logits::all, out));
-        for (std::size_t i = 0; i < chunk.size(); ++i) {
-          const auto row =
-              out.subspan(i * static_cast<std::size_t>(vocab), static_cast<std::size_t>(vocab));
-          const auto ids = top_tokens(row, flags.top_logits);
-          Json values = Json::array();
-          for (const std::int32_t id : ids) {
-            values.push(static_cast<double>(row[static_cast<std::size_t>(id)]));
-          }
-          positions.push(Json::object()
-                             .set("position", begin + static_cast<std::int64_t>(i))
-                             .set("token_id", chunk[i])
-                             .set("ids", Json::array_of(ids))
-                             .set("logits", std::move(values))
-                             .set("logsumexp", log_sum_exp(row))
-                             .take());
-        }
-      });
-  progress.clear();
+  const auto add = [&](const Chunk& chunk, std::span<const float> logits) {
+    for (std::size_t i = 0; i < chunk.tokens.size(); ++i) {
+      const auto row = logits.subspan(i * vocab, vocab);
+      const auto ids = top_tokens(row, flags.top_logits);
+      Json values = Json::array();
+      for (const std::int32_t id : ids) {
+        values.push(static_cast<double>(row[static_cast<std::size_t>(id)]));
+      }
+      positions.push(Json::object()
+                         .set("position", chunk.begin + static_cast<std::int64_t>(i))
+                         .set("token_id", chunk.tokens[i])
+                         .set("ids", Json::array_of(ids))
+                         .set("logits", std::move(values))
+                         .set("logsumexp", log_sum_exp(row))
+                         .take());
+    }
+  };
+  run_one_mode(loaded, options.fusion, tokens, window, context, add);
   context.out.line(Json::object()
                        .set("model", flags.model)
                        .set("activations", to_string(loaded.model->activations()))
@@ -238,6 +256,32 @@ int run_top_logits(const Flags& flags, const RunOptions& options, Context& conte
                        .set("token_ids", Json::array_of(tokens))
                        .set("positions", std::move(positions))
                        .dump(2));
+  return kDone;
+}
+
+int run_record(const Flags& flags, const RunOptions& options, Context& context) {
+  require_writable(*flags.record);
+  const auto checkpoint = open_checkpoint(flags.model, options);
+  const std::vector<std::int32_t> tokens = read_tokens(flags, checkpoint->config());
+  const std::int64_t window =
+      window_size(flags, checkpoint->config(), static_cast<std::int64_t>(tokens.size()));
+  const LoadedModel loaded = load_model(checkpoint, options, context);
+  LogitsRecorder recorder(*flags.record, tokens, window, checkpoint->config().vocab_size);
+  run_one_mode(loaded, options.fusion, tokens, window, context,
+               [&](const Chunk&, std::span<const float> logits) { recorder.write(logits); });
+  recorder.finish();
+  if (flags.json) {
+    context.out.line(Json::object()
+                         .set("model", flags.model)
+                         .set("activations", to_string(loaded.model->activations()))
+                         .set("recorded", *flags.record)
+                         .set("positions", tokens.size())
+                         .set("window", window)
+                         .dump(2));
+  } else {
+    context.out.line(*flags.record + ": " + std::to_string(tokens.size()) + " positions, " +
+                     to_string(loaded.model->activations()));
+  }
   return kDone;
 }
 
@@ -249,6 +293,20 @@ struct Comparison {
   std::string activations[2];
 };
 
+// Where the reference's logits come from: a second run in step with the test, or a recording.
+struct Reference {
+  std::shared_ptr<const Model> model;
+  std::unique_ptr<Session> session;
+  std::optional<LogitsRecording> recording;
+};
+
+void check_vocab(const Flags& flags, const std::string& other, std::int64_t have,
+                 std::int64_t need) {
+  if (have == need) return;
+  fail_usage(other + ": has " + std::to_string(have) + " tokens, " + flags.model + " has " +
+             std::to_string(need));
+}
+
 Comparison compare(const Flags& flags, const RunOptions& options, const Mode& reference_mode,
                    const Mode& test_mode, Context& context) {
   Comparison result;
@@ -257,85 +315,115 @@ Comparison compare(const Flags& flags, const RunOptions& options, const Mode& re
   auto reference_checkpoint = checkpoint;
   if (flags.reference_model) {
     reference_checkpoint = open_checkpoint(*flags.reference_model, options);
-    if (reference_checkpoint->config().vocab_size != vocab) {
-      fail_usage(*flags.reference_model + ": has " +
-                 std::to_string(reference_checkpoint->config().vocab_size) + " tokens, " +
-                 flags.model + " has " + std::to_string(vocab));
-    }
+    check_vocab(flags, *flags.reference_model, reference_checkpoint->config().vocab_size, vocab);
   }
-  result.tokens = read_tokens(flags, checkpoint->config());
-  result.window =
-      window_size(flags, checkpoint->config(), static_cast<std::int64_t>(result.tokens.size()));
+  Reference reference;
+  if (flags.recorded) {
+    reference.recording.emplace(*flags.recorded);
+    check_vocab(flags, *flags.recorded, reference.recording->vocab_size(), vocab);
+    result.tokens = reference.recording->tokens();
+    result.window = reference.recording->window();
+  } else {
+    result.tokens = read_tokens(flags, checkpoint->config());
+    result.window =
+        window_size(flags, checkpoint->config(), static_cast<std::int64_t>(result.tokens.size()));
+  }
 
   RunOptions run = options;
   run.model = test_mode.model;
   const LoadedModel test = load_model(checkpoint, run, context);
-  auto reference = test.model;
-  if (flags.reference_model || !reference_mode.same_weights(test_mode)) {
-    run.model = reference_mode.model;
-    reference = load_model(reference_checkpoint, run, context).model;
-  }
-  result.activations[0] = to_string(reference->activations());
+  result.activations[0] = "recorded";
   result.activations[1] = to_string(test.model->activations());
-  const bool same_layers =
-      reference->config().num_hidden_layers == test.model->config().num_hidden_layers &&
-      reference->config().hidden_size == test.model->config().hidden_size;
-
   LayerErrors errors;
-  std::function<void(const TapEvent&)> observers[2];
-  if (same_layers) {
-    observers[0] = [&errors](const TapEvent& event) { errors.reference(event); };
-    observers[1] = [&errors](const TapEvent& event) { errors.test(event); };
+  std::function<void(const TapEvent&)> test_observer;
+  if (!flags.recorded) {
+    reference.model = test.model;
+    if (flags.reference_model || !reference_mode.same_weights(test_mode)) {
+      run.model = reference_mode.model;
+      reference.model = load_model(reference_checkpoint, run, context).model;
+    }
+    result.activations[0] = to_string(reference.model->activations());
+    std::function<void(const TapEvent&)> observer;
+    const ModelConfig& a = reference.model->config();
+    const ModelConfig& b = test.model->config();
+    if (a.num_hidden_layers == b.num_hidden_layers && a.hidden_size == b.hidden_size) {
+      observer = [&errors](const TapEvent& event) { errors.reference(event); };
+      test_observer = [&errors](const TapEvent& event) { errors.test(event); };
+    }
+    reference.session =
+        make_session(reference.model, reference_mode.fusion, result.window, observer, *test.pool);
   }
-  const auto reference_session =
-      make_session(reference, reference_mode.fusion, result.window, observers[0], *test.pool);
   const auto test_session =
-      make_session(test.model, test_mode.fusion, result.window, observers[1], *test.pool);
+      make_session(test.model, test_mode.fusion, result.window, test_observer, *test.pool);
+
   const auto chunk_floats = static_cast<std::size_t>(std::min(kChunk, result.window) * vocab);
   std::vector<float> reference_logits(chunk_floats);
   std::vector<float> test_logits(chunk_floats);
   std::vector<PositionStats> stats;
   Progress progress(context.progress);
-  for_each_chunk(
-      result.tokens, result.window, progress,
-      [&](std::int64_t begin, std::span<const std::int32_t> chunk, bool fresh, std::int64_t end) {
-        if (fresh) {
-          value_or_throw(reference_session->truncate(0));
-          value_or_throw(test_session->truncate(0));
-        }
-        errors.next_chunk();
-        const std::size_t count = chunk.size() * static_cast<std::size_t>(vocab);
-        const std::span<float> a(reference_logits.data(), count);
-        const std::span<float> b(test_logits.data(), count);
-        value_or_throw(reference_session->forward(chunk, Logits::all, a));
-        value_or_throw(test_session->forward(chunk, Logits::all, b));
-        std::vector<std::int32_t> next;
-        for (std::size_t i = 0; i < chunk.size(); ++i) {
-          const std::int64_t at = begin + static_cast<std::int64_t>(i) + 1;
-          next.push_back(at < end ? result.tokens[static_cast<std::size_t>(at)] : -1);
-        }
-        const auto rows = compare_logits(a, b, vocab, next, *test.pool);
-        stats.insert(stats.end(), rows.begin(), rows.end());
-      });
-  progress.clear();
+  for_each_chunk(result.tokens, result.window, progress, [&](const Chunk& chunk) {
+    if (chunk.new_window) {
+      if (reference.session) value_or_throw(reference.session->truncate(0));
+      value_or_throw(test_session->truncate(0));
+    }
+    errors.next_chunk();
+    const std::size_t count = chunk.tokens.size() * static_cast<std::size_t>(vocab);
+    const auto a = std::span(reference_logits).first(count);
+    const auto b = std::span(test_logits).first(count);
+    if (reference.session) {
+      value_or_throw(reference.session->forward(chunk.tokens, Logits::all, a));
+    } else {
+      reference.recording->read(chunk.begin, a);
+    }
+    value_or_throw(test_session->forward(chunk.tokens, Logits::all, b));
+    std::vector<std::int32_t> next;
+    for (std::size_t i = 0; i < chunk.tokens.size(); ++i) {
+      const std::int64_t at = chunk.begin + static_cast<std::int64_t>(i) + 1;
+      next.push_back(at < chunk.window_end ? result.tokens[static_cast<std::size_t>(at)] : -1);
+    }
+    const auto rows = compare_logits(a, b, vocab, next, *test.pool);
+    stats.insert(stats.end(), rows.begin(), rows.end());
+  });
   result.summary = summarize(stats);
   result.layer_errors = errors.relative_rms();
   return result;
 }
 
-int run_kl(const Flags& flags, Context& context) {
-  context.progress = flags.run.progress();
-  const RunOptions options = flags.run.resolve();
+void check_flags(const Flags& flags) {
+  const bool comparing = flags.reference || flags.test || flags.reference_model || flags.fail_above;
   if (flags.top_logits > 0) {
-    if (flags.reference || flags.test || flags.reference_model || flags.fail_above) {
+    if (comparing || flags.recorded || flags.record) {
       fail_usage(
           "--top-logits runs one mode: use --activations and the like, not --reference, "
-          "--test, --reference-model or --fail-above");
+          "--test, --reference-model, --fail-above, --record or --recorded");
     }
     if (!flags.json) fail_usage("--top-logits needs --json");
-    return run_top_logits(flags, options, context);
   }
-  const bool default_reference = !flags.reference && !flags.reference_model;
+  if (flags.record && (comparing || flags.recorded)) {
+    fail_usage(
+        "--record runs one mode: use --activations and the like, not --reference, --test, "
+        "--reference-model, --fail-above or --recorded");
+  }
+  if (flags.recorded) {
+    if (flags.reference || flags.reference_model) {
+      fail_usage("--recorded is the reference: leave --reference and --reference-model out");
+    }
+    if (flags.prompt || flags.text_file || flags.ids_file || flags.prompt_ids ||
+        flags.positions > 0 || flags.window > 0) {
+      fail_usage(
+          "--recorded brings its own tokens: leave -p, --text, --ids, --prompt-ids, "
+          "--positions and --window out");
+    }
+  }
+}
+
+int run_kl(const Flags& flags, Context& context) {
+  check_flags(flags);
+  context.progress = flags.run.progress();
+  const RunOptions options = flags.run.resolve();
+  if (flags.top_logits > 0) return run_top_logits(flags, options, context);
+  if (flags.record) return run_record(flags, options, context);
+  const bool default_reference = !flags.reference && !flags.reference_model && !flags.recorded;
   const Mode reference = parse_mode(
       "--reference", default_reference ? "activations=f32" : flags.reference.value_or(""), options);
   const Mode test = parse_mode("--test", flags.test.value_or(""), options);
@@ -353,7 +441,9 @@ int run_kl(const Flags& flags, Context& context) {
     };
     context.out.line(
         Json::object()
-            .set("reference", mode_json(flags.reference_model.value_or(flags.model), reference, 0))
+            .set("reference",
+                 mode_json(flags.recorded.value_or(flags.reference_model.value_or(flags.model)),
+                           reference, 0))
             .set("test", mode_json(flags.model, test, 1))
             .set("positions", s.positions)
             .set("window", result.window)
@@ -409,6 +499,10 @@ void add_kl(CLI::App& app, Context& context) {
       ->type_name("MODE");
   command->add_option("--reference-model", f.reference_model, "Compare with another checkpoint")
       ->type_name("FOLDER");
+  command->add_option("--record", f.record, "Run one mode and write its logits to a file")
+      ->type_name("FILE");
+  command->add_option("--recorded", f.recorded, "Compare with the logits of such a file")
+      ->type_name("FILE");
   command->add_option("-p,--prompt", f.prompt, "Text to run (default: a built-in text)")
       ->type_name("TEXT");
   command->add_option("--text", f.text_file, "Text file to run, - for standard input")
@@ -431,6 +525,8 @@ void add_kl(CLI::App& app, Context& context) {
       "  qmlp kl MODEL --reference fused=0 --test fused=1\n"
       "  qmlp kl MODEL --test accumulation=tensor/1,activations=f16 --text book.txt\n"
       "  qmlp kl q4-model --reference-model q8-model\n"
+      "  qmlp kl MODEL --record f32.logits --activations f32 && qmlp kl MODEL --recorded "
+      "f32.logits\n"
       "  qmlp kl MODEL --top-logits 8 --prompt-ids 1,2,3 --activations f32 --json");
   set_run(*command, context, [flags](Context& c) { return run_kl(*flags, c); });
 }

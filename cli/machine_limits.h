@@ -12,8 +12,8 @@ struct MachineLimits {
   double flops_per_s = 0.0;       // f32 multiply-adds of the instruction set, two operations each
 };
 
-// Reads `buffer_bytes` (more than the caches hold) and runs multiply-add chains, each several
-// times, and keeps the best. Takes about half a second.
+// Reads `buffer_bytes` (more than the caches hold) and runs multiply-add chains, each in many
+// pieces, and keeps the best piece. Takes about half a second.
 MachineLimits measure_limits(Isa isa, std::size_t buffer_bytes, ThreadPool& pool);
 
 }  // namespace qmlp::cli

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "context.h"
@@ -89,28 +90,45 @@ std::string read_input(const std::string& path) {
   }
 }
 
+void require_writable(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
+    errno = EISDIR;
+  else if (::access(folder.c_str(), W_OK | X_OK) == 0)
+    return;
+  fail(Errc::io, path + ": " + errno_text());
+}
+
+PendingFile::PendingFile(const std::string& path)
+    : path_(path), temporary_(path + ".tmp" + std::to_string(::getpid())) {}
+
+PendingFile::~PendingFile() {
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void PendingFile::commit() {
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail(Errc::io, path_ + ": " + errno_text());
+  }
+  committed_ = true;
+}
+
 void write_file(const std::string& path, std::string_view bytes) {
-  const std::string temporary = path + ".tmp" + std::to_string(::getpid());
+  PendingFile pending(path);
   {
     Descriptor file;
-    file.fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    file.fd = ::open(pending.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file.fd < 0) fail(Errc::io, path + ": " + errno_text());
     while (!bytes.empty()) {
       const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) {
-        const std::string reason = n < 0 ? errno_text() : std::strerror(ENOSPC);
-        ::unlink(temporary.c_str());
-        fail(Errc::io, path + ": " + reason);
-      }
+      if (n < 0) fail(Errc::io, path + ": " + errno_text());
       bytes.remove_prefix(static_cast<std::size_t>(n));
     }
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string reason = errno_text();
-    ::unlink(temporary.c_str());
-    fail(Errc::io, path + ": " + reason);
-  }
+  pending.commit();
 }
 
 }  // namespace qmlp::cli

@@ -33,7 +33,27 @@ void reserve_standard_descriptors();
 
 // The whole of a file, or of standard input for "-". Throws Exception (Errc::io or interrupted).
 std::string read_input(const std::string& path);
-// Writes a file under a temporary name beside `path`, then renames it. Throws Exception (Errc::io).
+// Throws Exception (Errc::io) when a file could not be made there: said before the long work, not
+// after it.
+void require_writable(const std::string& path);
+
+// A file that appears under its name only when it is complete: written under a temporary name
+// beside it, renamed by commit, removed when that never comes.
+class PendingFile {
+ public:
+  explicit PendingFile(const std::string& path);
+  ~PendingFile();
+  PendingFile(const PendingFile&) = delete;
+  PendingFile& operator=(const PendingFile&) = delete;
+  const std::string& temporary() const noexcept { return temporary_; }
+  void commit();  // throws Exception (Errc::io)
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  bool committed_ = false;
+};
+// Throws Exception (Errc::io).
 void write_file(const std::string& path, std::string_view bytes);
 
 }  // namespace qmlp::cli

@@ -115,13 +115,28 @@ int run_vectors(const Flags& flags, Context& context) {
   Json files = Json::array();
   std::vector<std::string> misses;
   std::int64_t failed = 0;
+  int status = kCheckFailed;  // of a failure; an unreadable file has its own
   Progress progress(context.progress);
   for (std::size_t i = 0; i < flags.vectors.size(); ++i) {
     check_stop();
     const std::string& path = flags.vectors[i];
     progress.update(path, static_cast<std::int64_t>(i),
                     static_cast<std::int64_t>(flags.vectors.size()));
-    const VectorReport report = check_vectors(path, options, *pool);
+    VectorReport report;
+    try {
+      report = check_vectors(path, options, *pool);
+    } catch (const Exception& error) {
+      if (error.code() == Errc::interrupted) throw;
+      status = exit_code(error.code());
+      misses.push_back(std::string("ERROR ") + error.what());
+      table.row({path, "-", "-", "-", "-", "-", "-", "error"});
+      Json item = Json::object();
+      item.set("file", path).set("error", error.what()).set("ok", false);
+      files.push(std::move(item));
+      ++failed;
+      if (flags.fail_fast) break;
+      continue;
+    }
     if (!report.ok()) ++failed;
     for (const CheckResult* check : {&report.exact, &report.bounded}) {
       if (!check->ok) {
@@ -156,7 +171,7 @@ int run_vectors(const Flags& flags, Context& context) {
     context.out.line(
         format("%zu files, %lld failed", flags.vectors.size(), static_cast<long long>(failed)));
   }
-  return failed == 0 ? kDone : kCheckFailed;
+  return failed == 0 ? static_cast<int>(kDone) : status;
 }
 
 class ModelVerifier {
@@ -203,9 +218,10 @@ class ModelVerifier {
       stopped = flags_.fail_fast && !reports_.back().ok();
     }
     if (!stopped) {
-      model_checks_ = check_model(
-          loaded_.model, flags_.tokens, static_cast<std::uint64_t>(flags_.seed), *loaded_.pool,
-          *other_pool_, [this](std::string_view what) { progress_.update(what, 0, 0); });
+      model_checks_ =
+          check_model(loaded_.model, options_.precision, flags_.tokens,
+                      static_cast<std::uint64_t>(flags_.seed), *loaded_.pool, *other_pool_,
+                      [this](std::string_view what) { progress_.update(what, 0, 0); });
     }
     progress_.clear();
     return report();
@@ -232,7 +248,17 @@ class ModelVerifier {
             pack(op.plan, gate.view(), subject.parts[1].source, cpu_stream(*loaded_.pool)));
       }
     }
-    OpReport report = check_op(subject, options, *loaded_.pool, *other_pool_);
+    OpReport report;
+    try {
+      report = check_op(subject, options, *loaded_.pool, *other_pool_);
+    } catch (const Exception& error) {
+      if (error.code() == Errc::interrupted) throw;
+      // A refusal is this module's result; the others still run.
+      report.path = op.path;
+      report.checks.push_back({});
+      report.checks.back().name = "run";
+      report.checks.back().miss(error.what());
+    }
     for (const OpSubject::Part& part : subject.parts) checkpoint_->release(part.module);
     return report;
   }

@@ -291,7 +291,7 @@ Result<ConvertReport> write_model(const SourceModel& model,
     std::vector<SafetensorsOutput> outputs;
     for (std::size_t i = shard.begin; i < shard.end; ++i) outputs.push_back(pieces[i].output);
     QMLP_ASSIGN(SafetensorsWriter writer,
-                SafetensorsWriter::create(join_path(folder, shard.name), std::move(outputs)));
+                SafetensorsWriter::create(join_path(folder, shard.name), outputs));
     for (std::size_t i = shard.begin; i < shard.end; ++i) {
       if (options.stop_requested && options.stop_requested()) {
         return Error{Errc::interrupted, "conversion stopped; nothing was written"};

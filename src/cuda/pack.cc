@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/float16.h"
 #include "base/try.h"
+#include "qmlp/cpu.h"
 #include "quant/codes.h"
 #include "quant/exact.h"
 
@@ -134,7 +135,8 @@ Result<HostTiles> pack_tiles(const QuantizedTensorView* weights, int num_weights
   const auto total = checked_mul<std::int64_t>(tiles.num_tiles, tiles.tile_bytes);
   if (!total) return Error{Errc::out_of_memory, "packed weight size overflows 64 bits"};
   tiles.bytes.assign(static_cast<std::size_t>(*total), 0);
-  for (std::int64_t tile = 0; tile < tiles.num_tiles; ++tile) {
+  QMLP_ASSIGN(const auto pool, ThreadPool::create(default_num_threads()));
+  pool->for_each(tiles.num_tiles, [&](std::int64_t tile, int) {
     std::uint8_t* stream = tiles.bytes.data() + tile * tiles.tile_bytes;
     for (std::int64_t c = 0; c < tiles.num_chunks; ++c) {
       std::uint8_t* chunk = stream + tiles.format.offset(c);
@@ -145,7 +147,7 @@ Result<HostTiles> pack_tiles(const QuantizedTensorView* weights, int num_weights
         halves[h].put_scales(row, c, chunk + tiles.format.scales_offset(h, c));
       }
     }
-  }
+  });
   return tiles;
 }
 

@@ -40,17 +40,17 @@ class JsonObject {
 // A JSON value that a file or the writer holds. Accessors return null or empty for another kind.
 class Json {
  public:
-  Json() noexcept = default;                                     // null
-  Json(bool value) : value_(value) {}                            // NOLINT: implicit by design
-  Json(int value) : value_(static_cast<std::int64_t>(value)) {}  // NOLINT: implicit by design
-  Json(std::int64_t value) : value_(value) {}                    // NOLINT: implicit by design
-  Json(std::uint64_t value) : value_(value) {}                   // NOLINT: implicit by design
-  Json(double value) : value_(value) {}                          // NOLINT: implicit by design
-  Json(std::string value) : value_(std::move(value)) {}          // NOLINT: implicit by design
-  Json(std::string_view value) : value_(std::string(value)) {}   // NOLINT: implicit by design
-  Json(const char* value) : value_(std::string(value)) {}        // NOLINT: implicit by design
-  Json(JsonArray value) : value_(std::move(value)) {}            // NOLINT: implicit by design
-  Json(JsonObject value) : value_(std::move(value)) {}           // NOLINT: implicit by design
+  Json() noexcept = default;     // null
+  Json(bool value);              // NOLINT: implicit by design, as are the others
+  Json(int value);               // NOLINT
+  Json(std::int64_t value);      // NOLINT
+  Json(std::uint64_t value);     // NOLINT
+  Json(double value);            // NOLINT
+  Json(std::string value);       // NOLINT
+  Json(std::string_view value);  // NOLINT
+  Json(const char* value);       // NOLINT
+  Json(JsonArray value);         // NOLINT
+  Json(JsonObject value);        // NOLINT
 
   // Parses one complete value. Refuses, naming `what` and the byte offset: syntax errors, invalid
   // UTF-8, repeated member names, more than kMaxDepth levels, numbers that no double holds.
@@ -86,5 +86,17 @@ struct JsonMember {
   std::string name;
   Json value;
 };
+
+// Here, since they destroy members on an error path and need the member's type complete.
+inline Json::Json(bool value) : value_(value) {}
+inline Json::Json(int value) : value_(static_cast<std::int64_t>(value)) {}
+inline Json::Json(std::int64_t value) : value_(value) {}
+inline Json::Json(std::uint64_t value) : value_(value) {}
+inline Json::Json(double value) : value_(value) {}
+inline Json::Json(std::string value) : value_(std::move(value)) {}
+inline Json::Json(std::string_view value) : value_(std::string(value)) {}
+inline Json::Json(const char* value) : value_(std::string(value)) {}
+inline Json::Json(JsonArray value) : value_(std::move(value)) {}
+inline Json::Json(JsonObject value) : value_(std::move(value)) {}
 
 }  // namespace qmlp

@@ -44,7 +44,7 @@ std::string header_bytes(const std::vector<SafetensorsOutput>& tensors, std::uin
 }  // namespace
 
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
-                                                    std::vector<SafetensorsOutput> tensors) {
+                                                    const std::vector<SafetensorsOutput>& tensors) {
   std::uint64_t data_bytes = 0;
   const std::string header = header_bytes(tensors, data_bytes);
   SafetensorsWriter writer;

@@ -22,7 +22,7 @@ struct SafetensorsOutput {
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> create(const std::string& path,
-                                          std::vector<SafetensorsOutput> tensors);
+                                          const std::vector<SafetensorsOutput>& tensors);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
   ~SafetensorsWriter();

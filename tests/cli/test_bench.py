@@ -1,6 +1,7 @@
 import json
 import os
 import unittest
+import xml.etree.ElementTree
 
 import cli
 
@@ -73,12 +74,18 @@ class Bench(cli.TestCase):
         self.assertIn(b"median us", result.stdout)
         with open(path, encoding="utf-8") as file:
             self.assertEqual(len(json.load(file)["rows"]), 3)
-        self.bad_file("--json", "/nonexistent/x.json")
+        for option in ("--json", "--plot"):
+            self.bad(3, "/nonexistent/x", "bench", "--shape", "64,64", option, "/nonexistent/x")
+            self.bad(3, cli.FOLDER, "bench", "--shape", "64,64", option, cli.FOLDER)
 
-    def bad_file(self, *args):
-        result = cli.run("bench", "--shape", "64,64", "--m", 1, *FAST, *args)
-        self.assertEqual(result.returncode, 3)
-        self.assertIn(b"/nonexistent/x.json", result.stderr)
+    def test_plot(self):
+        path = os.path.join(cli.FOLDER, "bench.svg")
+        self.good("bench", "--shape", "64,64", "--m", "1,4", "--threads", "1,2", *FAST, "--plot",
+                  path)
+        root = xml.etree.ElementTree.parse(path).getroot()
+        lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+        self.assertEqual(len(lines), 2 * 3)  # thread counts, variants
+        self.assertTrue(all(len(line.get("points").split()) == 2 for line in lines))
 
     def test_usage(self):
         for args in (("--shape", "64"), ("--shape", "64,64,64"), ("--shape", "a,b"),

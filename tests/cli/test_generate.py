@@ -183,9 +183,9 @@ class Generate(cli.TestCase):
         with open(path, "r+b") as file:
             file.truncate(40)
         self.bad(2, "errors.cache", "generate", m, "-p", "abc", "--prompt-cache-load", path)
-        result = cli.run("generate", m, "-p", "abc", "-n", 0, "--prompt-cache-save",
-                         "/nonexistent/folder/x.cache")
-        self.assertEqual(result.returncode, 3, result.stderr)
+        for option in ("--prompt-cache-save", "--tap-gate"):
+            self.bad(3, "/nonexistent/x", "generate", m, "-p", "abc", option, "/nonexistent/x")
+            self.bad(3, cli.FOLDER, "generate", m, "-p", "abc", option, cli.FOLDER)
 
     def test_without_tokenizer(self):
         path = cli.copy_of_model("no_tokenizer")

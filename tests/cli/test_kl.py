@@ -74,6 +74,29 @@ class Kl(cli.TestCase):
                          ",".join(map(str, ids)))
         self.assertAlmostEqual(same["test"]["perplexity"], math.exp(sum(nll) / len(nll)), places=6)
 
+    def test_recorded_reference(self):
+        path = os.path.join(cli.FOLDER, "kl.logits")
+        text = "Hello there, reference."
+        made = self.json("kl", cli.model(), "--record", path, "-p", text, "--activations", "f32",
+                         "--window", 10)
+        self.assertEqual((made["positions"], made["window"]), (len(text), 10))
+        dtype, shape, blob = tiny_model.read_safetensors(path)["logits"]
+        self.assertEqual((dtype, shape), ("F32", [len(text), tiny_model.VOCAB]))
+        self.assertEqual(len(blob), 4 * len(text) * tiny_model.VOCAB)
+        same = self.json("kl", cli.model(), "--recorded", path, "--activations", "f32")
+        self.assertEqual((same["positions"], same["max_kl"]), (len(text), 0.0))
+        live = self.json("kl", cli.model(), "-p", text, "--window", 10, "--test",
+                         "activations=bf16")
+        other = self.json("kl", cli.model(), "--recorded", path, "--test", "activations=bf16")
+        for key in ("mean_kl", "max_kl", "argmax_agreement", "window"):
+            self.assertEqual(other[key], live[key])
+        self.bad(2, "--recorded", "kl", cli.model(), "--recorded", path, "-p", "x")
+        self.bad(2, "--recorded", "kl", cli.model(), "--recorded", path, "--reference", "fused=0")
+        self.bad(2, "--record", "kl", cli.model(), "--record", path, "--test", "fused=0")
+        self.bad(2, "model.safetensors", "kl", cli.model(), "--recorded",
+                 os.path.join(cli.model(), "model.safetensors"))
+        self.bad(3, "nowhere", "kl", cli.model(), "--record", "/nowhere/x", "-p", "x")
+
     def test_token_sources(self):
         text, ids = os.path.join(cli.FOLDER, "kl.txt"), os.path.join(cli.FOLDER, "kl.ids")
         with open(text, "w", encoding="ascii") as file:

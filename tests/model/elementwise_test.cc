@@ -225,8 +225,8 @@ TEST(FindNonFinite, FindsTheFirstAtEveryPlace) {
       for (const std::int64_t count : {1, 15, 16, 17, 50}) {
         Values values(dtype, count);
         values.fill(-largest);
-        const auto find = [&] {
-          return kernels->find_non_finite(static_cast<int>(dtype), values.bytes.data(), count);
+        const auto find = [&values, count, scan = kernels->find_non_finite] {
+          return scan(static_cast<int>(values.dtype), values.bytes.data(), count);
         };
         ASSERT_EQ(find(), -1) << to_string(isa) << " " << to_string(dtype);
         for (std::int64_t i = count - 1; i >= 0; --i) {
