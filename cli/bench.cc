@@ -364,6 +364,8 @@ void add_bench(CLI::App& app, Context& context) {
   command->add_flag("--quick", f.quick, "M = 1 and 64, 0.3 seconds each");
   command->add_option("--json", f.json, "Write the results as JSON, - for standard output")
       ->type_name("FILE");
+  command->add_option("--plot", f.plot, "Draw the percent of the limit over M as SVG")
+      ->type_name("FILE");
   f.run.add_to(*command,
                kDeviceOptions | kNumericOptions | kFusionOptions | kMmapOptions | kProgressOptions);
   command->footer(

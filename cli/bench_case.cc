@@ -226,23 +226,25 @@ std::size_t workspace_bytes(const PackedCopies& copies, std::int64_t M) {
 // alike.
 void check_results(const BenchShape& shape, std::int64_t M, const std::vector<Variant>& variants,
                    bool compare_bits) {
+  const std::string where = " at M = " + std::to_string(M) + ", " + shape_text(shape);
   for (const Variant& v : variants) {
     bool any = false;
     for (std::int64_t i = 0; i < M * shape.intermediate; ++i) {
       const float value = load_float(v.out.data, v.out.dtype, i);
       if (!std::isfinite(value)) {
-        fail(Errc::internal, v.name + " at M = " + std::to_string(M) + ": output " +
-                                 std::to_string(i) + " is not finite");
+        throw CheckFailed(v.name + where + ": output " + std::to_string(i) + " is not finite");
       }
       any = any || value != 0.0f;
     }
-    if (!any) fail(Errc::internal, v.name + " at M = " + std::to_string(M) + ": all outputs are 0");
+    if (!any) throw CheckFailed(v.name + where + ": all outputs are 0");
   }
-  const auto bytes =
-      static_cast<std::size_t>(M * shape.intermediate) * size_of(variants[0].out.dtype);
-  if (compare_bits && std::memcmp(variants[0].out.data, variants[1].out.data, bytes) != 0) {
-    fail(Errc::internal,
-         "fused and unfused differ at M = " + std::to_string(M) + ", " + shape_text(shape));
+  const std::size_t element = size_of(variants[0].out.dtype);
+  for (std::int64_t i = 0; compare_bits && i < M * shape.intermediate; ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * element;
+    if (std::memcmp(variants[0].out.data + at, variants[1].out.data + at, element) != 0) {
+      throw CheckFailed("fused and unfused differ" + where + ": first at output " +
+                        std::to_string(i));
+    }
   }
 }
 

@@ -55,8 +55,8 @@ struct BenchCaseResult {
   std::uint64_t rotated_bytes = 0;  // least of the variants
 };
 
-// Measures the variants of one shape at every M, interleaved. Throws Exception: Errc::internal with
-// a message when the fused and the unfused result differ in a bit.
+// Measures the variants of one shape at every M, interleaved. Throws Exception, and CheckFailed
+// when the fused and the unfused result differ in a bit.
 BenchCaseResult run_bench_case(const BenchShape& shape, const BenchSettings& settings,
                                const DeviceFacts& facts, const MachineLimits& limits,
                                ThreadPool& pool, class Progress& progress);

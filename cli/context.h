@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,11 @@ struct Context {
   bool progress = false;             // show progress on standard error
   std::string command_line;          // as it was given, for reports
   std::function<int(Context&)> run;  // returns the exit status, or throws Exception
+};
+
+// A check of results failed: exit status 1.
+struct CheckFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 [[noreturn]] void fail(Errc code, std::string message);

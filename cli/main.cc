@@ -67,6 +67,8 @@ int guarded_main(int argc, const char* const* argv) {
     return status;
   } catch (const ReaderGone&) {
     return kDone;  // whoever read our output has seen enough
+  } catch (const CheckFailed& error) {
+    return report(kCheckFailed, error.what());
   } catch (const Exception& error) {
     return report(exit_code(error.code()), error.what());
   } catch (const std::bad_alloc&) {

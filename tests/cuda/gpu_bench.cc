@@ -1,5 +1,5 @@
-// Cold-weight times of the ops in replayed graphs, beside a kernel-free floor (a copy of the same bytes is
-// not one) and dense cuBLAS.
+// Cold-weight times of the ops in replayed graphs, beside a kernel-free floor (a copy of the same
+// bytes is not one) and dense cuBLAS.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -56,12 +56,13 @@ double time_graph(cudaStream_t stream, int calls, const std::function<void(int)>
   return times[times.size() / 2];
 }
 
-// cuBLAS of the machine the program runs on, so that it need not be carried: QMLP_CUBLAS names the file.
+// cuBLAS of the machine the program runs on, so that it need not be carried: QMLP_CUBLAS names the
+// file.
 struct Blas {
   using Create = int (*)(void**);
   using SetStream = int (*)(void*, cudaStream_t);
-  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int,
-                       int, const void*, void*, int, int, int, int);
+  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
+                       const void*, int, int, const void*, void*, int, int, int, int);
   void* handle = nullptr;
   Gemm gemm = nullptr;
   explicit Blas(cudaStream_t stream) {
@@ -97,9 +98,11 @@ int run_bench(const std::vector<const char*>& arguments) {
     if (!only.empty() && only != shape.name) continue;
     const std::int64_t H = shape.hidden, I = shape.intermediate;
     const QuantSpec spec{bits, group, DType::bf16};
-    const QuantizedTensor gate = random_weight(rng, I, H, spec), up = random_weight(rng, I, H, spec);
+    const QuantizedTensor gate = random_weight(rng, I, H, spec),
+                          up = random_weight(rng, I, H, spec);
     constexpr std::int64_t kMost = 1024;
-    const SwigluProblem problem{kMost, H, I, spec, spec, DType::bf16, Precision::match, Accumulation::tensor, 1};
+    const SwigluProblem problem{
+        kMost, H, I, spec, spec, DType::bf16, Precision::match, Accumulation::tensor, 1};
     const Plan plan = value(make_plan(problem, facts));
     std::vector<PackedWeightPtr> weights = {value(pack(plan, gate.view(), up.view(), stream))};
     const std::size_t bytes = packed_info(*weights[0]).bytes;
@@ -108,21 +111,28 @@ int run_bench(const std::vector<const char*>& arguments) {
       weights.push_back(value(pack(plan, gate.view(), up.view(), stream)));
     }
     const std::vector<std::uint16_t> x = random_rows(rng, kMost * H, DType::bf16);
-    const Buffer dx(x.size() * 2), dout(static_cast<std::size_t>(kMost * I) * 2), workspace(plan.workspace_bytes(kMost));
+    const Buffer dx(x.size() * 2), dout(static_cast<std::size_t>(kMost * I) * 2),
+        workspace(plan.workspace_bytes(kMost));
     GPU_CHECK(cudaMemcpy(dx.data, x.data(), dx.bytes, cudaMemcpyHostToDevice));
     const Buffer pool(bytes * static_cast<std::size_t>(copies));
     GPU_CHECK(cudaMemset(pool.data, 0x5A, pool.bytes));
-    const int calls = std::max(copies, std::min(1000, static_cast<int>(3000 / std::max(2.0, static_cast<double>(bytes) / 4e6)))) / copies * copies;
+    const int calls =
+        std::max(copies,
+                 std::min(1000, static_cast<int>(
+                                    3000 / std::max(2.0, static_cast<double>(bytes) / 4e6)))) /
+        copies * copies;
     double floor = 1e9;
     for (const int grid : {132, 264, 528, 1056}) {
       for (const int threads : {256, 512, 1024}) {
         floor = std::min(floor, time_graph(raw, calls, [&](int i) {
-          launch_read(pool.at(bytes * static_cast<std::size_t>(i % copies)), bytes, dout.at(), grid, threads, raw);
-        }));
+                           launch_read(pool.at(bytes * static_cast<std::size_t>(i % copies)), bytes,
+                                       dout.at(), grid, threads, raw);
+                         }));
       }
     }
-    std::printf("%s %lldx%lld %d bits g%d: %.2f MB, %d copies, read %.2f us\n", shape.name, (long long)H,
-                (long long)I, bits, group, static_cast<double>(bytes) / 1e6, copies, floor);
+    std::printf("%s %lldx%lld %d bits g%d: %.2f MB, %d copies, read %.2f us\n", shape.name,
+                (long long)H, (long long)I, bits, group, static_cast<double>(bytes) / 1e6, copies,
+                floor);
     Buffer* dense_w = nullptr;
     Buffer* dense_out = nullptr;
     if (dense) {
@@ -132,23 +142,29 @@ int run_bench(const std::vector<const char*>& arguments) {
       GPU_CHECK(cudaStreamSynchronize(raw));
     }
     for (const std::int64_t M : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
-      const int n = std::max(2, std::min(calls, static_cast<int>(4000.0 / std::max(2.0, static_cast<double>(M) * H * I * 4 / 6e8))));
+      const int n = std::max(
+          2, std::min(calls, static_cast<int>(4000.0 / std::max(2.0, static_cast<double>(M) * H *
+                                                                         I * 4 / 6e8))));
       const double us = time_graph(raw, n, [&](int i) {
-        value(fused_swiglu(plan, *weights[static_cast<std::size_t>(i % copies)], {dx.at(), M, H, H, DType::bf16, device},
-                           {dout.at(), M, I, I, DType::bf16, device}, {{workspace.at(), workspace.bytes}}, stream));
+        value(fused_swiglu(plan, *weights[static_cast<std::size_t>(i % copies)],
+                           {dx.at(), M, H, H, DType::bf16, device},
+                           {dout.at(), M, I, I, DType::bf16, device},
+                           {{workspace.at(), workspace.bytes}}, stream));
       });
-      std::printf("  M %4lld: %8.2f us  %.2f x read  %6.0f GB/s  %4.0f TFLOP/s  %s", (long long)M, us, us / floor,
-                  static_cast<double>(bytes) / us / 1e3, 4.0 * static_cast<double>(M * H * I) / us / 1e6,
+      std::printf("  M %4lld: %8.2f us  %.2f x read  %6.0f GB/s  %4.0f TFLOP/s  %s", (long long)M,
+                  us, us / floor, static_cast<double>(bytes) / us / 1e3,
+                  4.0 * static_cast<double>(M * H * I) / us / 1e6,
                   std::string(plan.kernel_name(M)).c_str());
       if (dense && blas->gemm != nullptr) {
         const float one = 1.0f, zero = 0.0f;
         const double dense_us = time_graph(raw, std::max(2, n / 2), [&](int i) {
-          const auto* w = dense_w->at(static_cast<std::size_t>(i % 2) * static_cast<std::size_t>(2 * I * H) * 2);
+          const auto* w = dense_w->at(static_cast<std::size_t>(i % 2) *
+                                      static_cast<std::size_t>(2 * I * H) * 2);
           constexpr int kBf16 = 14, kCompute32 = 68, kTranspose = 1, kPlain = 0, kDefault = -1;
           blas->gemm(blas->handle, kTranspose, kPlain, static_cast<int>(2 * I), static_cast<int>(M),
                      static_cast<int>(H), &one, w, kBf16, static_cast<int>(H), dx.data, kBf16,
-                     static_cast<int>(H), &zero, dense_out->data, kBf16, static_cast<int>(2 * I), kCompute32,
-                     kDefault);
+                     static_cast<int>(H), &zero, dense_out->data, kBf16, static_cast<int>(2 * I),
+                     kCompute32, kDefault);
           launch_silu_mul(dense_out->data, dout.data, M, I, raw);
         });
         std::printf("  dense + silu*mul %.2f us", dense_us);

@@ -34,9 +34,13 @@ struct HostWorkspace {
   std::vector<std::byte> storage;
 };
 
+float widened(std::uint16_t bits, DType type) {
+  return type == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
 bool same(std::uint16_t a, std::uint16_t b, DType type) {
   if (a == b) return true;
-  const float x = load_float(&a, type, 0), y = load_float(&b, type, 0);
+  const float x = widened(a, type), y = widened(b, type);
   return x != x && y != y;
 }
 
@@ -53,10 +57,12 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
     return s;
   };
   const QuantSpec specs[2] = {spec(), rng() % 2 == 0 ? spec() : QuantSpec{4, 32, type}};
-  const std::int64_t group = std::max({specs[0].group_size, is_swiglu ? specs[1].group_size : 0, 32});
+  const std::int64_t group =
+      std::max({specs[0].group_size, specs[1].group_size, 32});
   const std::int64_t K = group * (1 + static_cast<std::int64_t>(rng() % (large ? 40 : 9)));
   const std::int64_t N = 1 + static_cast<std::int64_t>(rng() % (large ? 700 : 150));
-  const std::int64_t M = pick<std::int64_t>(rng, {1, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 40, 64, 65, 100, 129, 257, 300});
+  const std::int64_t M = pick<std::int64_t>(
+      rng, {1, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 40, 64, 65, 100, 129, 257, 300});
   const Precision precision = rng() % 4 == 0 ? Precision::wide : Precision::match;
 
   const QuantizedTensor weights[2] = {gpu::random_weight(rng, N, K, specs[0]),
@@ -65,7 +71,8 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   const std::int64_t out_stride = N + static_cast<std::int64_t>(rng() % 3);
   const std::size_t x_shift = rng() % 4 == 0 ? 1 : 0;  // elements: 2-byte alignment only
   std::vector<std::uint16_t> x = gpu::random_rows(rng, M * x_stride + 1, type);
-  if (rng() % 16 == 0) x[rng() % x.size()] = pick<std::uint16_t>(rng, {0x7FFF, 0x7F80, 0x7C00, 0xFF80});
+  if (rng() % 16 == 0)
+    x[rng() % x.size()] = pick<std::uint16_t>(rng, {0x7FFF, 0x7F80, 0x7C00, 0xFF80});
   const std::vector<std::uint16_t> bias = gpu::random_rows(rng, N, type);
   const std::vector<std::uint16_t> residual = gpu::random_rows(rng, M * out_stride, type);
   const bool has_bias = rng() % 3 == 0, has_residual = !is_swiglu && rng() % 3 == 0;
@@ -83,18 +90,21 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   };
   const auto make = [&](const DeviceFacts& device, std::string_view force) {
     if (is_swiglu) {
-      return make_plan(SwigluProblem{M, K, N, specs[0], specs[1], type, precision, Accumulation::tensor, 1},
-                       device, {force});
+      return make_plan(
+          SwigluProblem{M, K, N, specs[0], specs[1], type, precision, Accumulation::tensor, 1},
+          device, {force});
     }
-    return make_plan(LinearProblem{M, N, K, specs[0], type, Accumulation::tensor, 1}, device, {force});
+    return make_plan(LinearProblem{M, N, K, specs[0], type, Accumulation::tensor, 1}, device,
+                     {force});
   };
   const auto packed_for = [&](const Plan& plan, const Stream& stream) {
     return value(is_swiglu ? pack(plan, weights[0].view(), weights[1].view(), stream)
                            : pack(plan, weights[0].view(), stream));
   };
   const auto run = [&](const Plan& plan, const PackedWeight& weight, const MatrixView& in,
-                       const MutableMatrixView& out, const Workspace& workspace, const Stream& stream,
-                       const std::byte* bias_at, const std::byte* residual_at, std::byte* tap_at) {
+                       const MutableMatrixView& out, const Workspace& workspace,
+                       const Stream& stream, const std::byte* bias_at, const std::byte* residual_at,
+                       std::byte* tap_at) {
     const Device device = in.device;
     if (is_swiglu) {
       SwigluEpilogue epilogue;
@@ -104,7 +114,8 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
     }
     LinearEpilogue epilogue;
     epilogue.linear_bias = bias_at;
-    if (residual_at != nullptr) epilogue.residual = {residual_at, in.rows, N, out_stride, type, device};
+    if (residual_at != nullptr)
+      epilogue.residual = {residual_at, in.rows, N, out_stride, type, device};
     return quantized_linear(plan, weight, in, out, workspace, stream, epilogue);
   };
   {
@@ -142,7 +153,8 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
       const std::size_t out_at = static_cast<std::size_t>(first * out_stride) * 2;
       const Status status =
           run(*plan, *weight,
-              {dx.at((x_shift + static_cast<std::size_t>(first * x_stride)) * 2), rows, K, x_stride, type, device},
+              {dx.at((x_shift + static_cast<std::size_t>(first * x_stride)) * 2), rows, K, x_stride,
+               type, device},
               {dout.at(out_at), rows, N, out_stride, type, device},
               {{workspace.at(), workspace.bytes}}, stream, has_bias ? dbias.at() : nullptr,
               has_residual ? dresidual.at(out_at) : nullptr, has_tap ? dtap.at(out_at) : nullptr);
@@ -159,8 +171,8 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
                            (has_tap && !same(got_tap[i], expected_tap[i], type));
           if (bad && wrong++ == 0) {
             where = "m=" + std::to_string(m) + " n=" + std::to_string(n) + " got " +
-                    std::to_string(load_float(&got[i], type, 0)) + " expected " +
-                    std::to_string(load_float(&expected[i], type, 0));
+                    std::to_string(widened(got[i], type)) + " expected " +
+                    std::to_string(widened(expected[i], type));
           }
         }
         for (std::int64_t n = N; n < out_stride && m < M; ++n) {
@@ -171,11 +183,13 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
       totals.wrong += wrong;
       ++totals.problems;
       if (wrong != 0) {
-        std::printf("WRONG %s %s N=%lld K=%lld M=%lld rows=%lld bits %d/%d group %d/%d scales %s/%s: %lld, first %s\n",
-                    std::string(kernel.name).c_str(), to_string(precision), (long long)N, (long long)K,
-                    (long long)M, (long long)rows, specs[0].bits, specs[1].bits, specs[0].group_size,
-                    specs[1].group_size, to_string(specs[0].scale_dtype), to_string(specs[1].scale_dtype),
-                    wrong, where.c_str());
+        std::printf(
+            "WRONG %s %s N=%lld K=%lld M=%lld rows=%lld bits %d/%d group %d/%d scales %s/%s: %lld, "
+            "first %s\n",
+            std::string(kernel.name).c_str(), to_string(precision), (long long)N, (long long)K,
+            (long long)M, (long long)rows, specs[0].bits, specs[1].bits, specs[0].group_size,
+            specs[1].group_size, to_string(specs[0].scale_dtype), to_string(specs[1].scale_dtype),
+            wrong, where.c_str());
         if (totals.wrong > 100000 && totals.problems > 50) std::exit(1);
       }
     }
@@ -195,12 +209,15 @@ int check_exact(long long problems, std::uint64_t seed, double seconds) {
   while (totals.problems < problems && elapsed() < seconds) {
     check_problem(rng, *pool, cpu, gpu_facts, totals, rng() % 5 == 0);
   }
-  std::printf("exact: seed %llu, %lld problems, %lld outputs, %lld wrong, %lld written outside, %.0f s\n",
-              (unsigned long long)seed, totals.problems, totals.outputs, totals.wrong, totals.moved, elapsed());
+  std::printf(
+      "exact: seed %llu, %lld problems, %lld outputs, %lld wrong, %lld written outside, %.0f s\n",
+      (unsigned long long)seed, totals.problems, totals.outputs, totals.wrong, totals.moved,
+      elapsed());
   return totals.wrong == 0 && totals.moved == 0 ? 0 : 1;
 }
 
-// sigmoid_T for every bit pattern: gates through a one-feature problem's bias, against the CPU's table.
+// sigmoid_T for every bit pattern: gates through a one-feature problem's bias, against the CPU's
+// table.
 int check_table() {
   const DeviceFacts gpu_facts = value(cuda_facts(0));
   const DeviceFacts cpu = host_facts();
@@ -222,7 +239,8 @@ int check_table() {
       x[static_cast<std::size_t>(m * K)] = static_cast<std::uint16_t>(m);
       store_float(x.data(), type, m * K + 1, 1.0f);
     }
-    const SwigluProblem problem{M, K, N, gate.spec, up.spec, type, Precision::match, Accumulation::tensor, 1};
+    const SwigluProblem problem{
+        M, K, N, gate.spec, up.spec, type, Precision::match, Accumulation::tensor, 1};
     std::vector<std::uint16_t> expected(M), got(M);
     {
       const Plan plan = value(make_plan(problem, cpu));
@@ -240,10 +258,12 @@ int check_table() {
     const PackedWeightPtr weight = value(pack(plan, gate.view(), up.view(), stream));
     const Buffer dx(x.size() * 2), dout(M * 2), workspace(plan.workspace_bytes(M));
     GPU_CHECK(cudaMemcpy(dx.data, x.data(), dx.bytes, cudaMemcpyHostToDevice));
-    value(fused_swiglu(plan, *weight, {dx.at(), M, K, K, type, device}, {dout.at(), M, N, N, type, device},
-                       {{workspace.at(), workspace.bytes}}, stream));
+    value(fused_swiglu(plan, *weight, {dx.at(), M, K, K, type, device},
+                       {dout.at(), M, N, N, type, device}, {{workspace.at(), workspace.bytes}},
+                       stream));
     GPU_CHECK(cudaMemcpy(got.data(), dout.data, dout.bytes, cudaMemcpyDeviceToHost));
-    for (std::int64_t m = 0; m < M; ++m) wrong += !same(got[static_cast<std::size_t>(m)], expected[static_cast<std::size_t>(m)], type);
+    for (std::int64_t m = 0; m < M; ++m)
+      wrong += !same(got[static_cast<std::size_t>(m)], expected[static_cast<std::size_t>(m)], type);
     std::printf("silu table %s: %lld of %lld wrong so far\n", to_string(type), wrong, (long long)M);
   }
   return wrong == 0 ? 0 : 1;

@@ -23,7 +23,8 @@ __global__ void read_kernel(const uint4* data, std::size_t count, uint4* sink) {
   if ((sum.x & sum.y & sum.z & sum.w) == 0x12345678u) *sink = sum;
 }
 
-__global__ void silu_mul_kernel(const __nv_bfloat16* in, __nv_bfloat16* out, std::int64_t M, std::int64_t I) {
+__global__ void silu_mul_kernel(const __nv_bfloat16* in, __nv_bfloat16* out, std::int64_t M,
+                                std::int64_t I) {
   const std::int64_t i = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) * 8;
   if (i >= M * I) return;
   const std::int64_t m = i / I, n = i % I;
@@ -54,18 +55,22 @@ __global__ void fill_kernel(__nv_bfloat16* data, std::size_t count) {
 
 }  // namespace
 
-void launch_read(const void* data, std::size_t bytes, void* sink, int grid, int threads, cudaStream_t stream) {
-  read_kernel<<<grid, threads, 0, stream>>>(static_cast<const uint4*>(data), bytes / 16, static_cast<uint4*>(sink));
+void launch_read(const void* data, std::size_t bytes, void* sink, int grid, int threads,
+                 cudaStream_t stream) {
+  read_kernel<<<grid, threads, 0, stream>>>(static_cast<const uint4*>(data), bytes / 16,
+                                            static_cast<uint4*>(sink));
 }
 
-void launch_silu_mul(const void* in, void* out, std::int64_t M, std::int64_t I, cudaStream_t stream) {
+void launch_silu_mul(const void* in, void* out, std::int64_t M, std::int64_t I,
+                     cudaStream_t stream) {
   const std::int64_t threads = (M * I + 7) / 8;
   silu_mul_kernel<<<static_cast<unsigned>((threads + 255) / 256), 256, 0, stream>>>(
       static_cast<const __nv_bfloat16*>(in), static_cast<__nv_bfloat16*>(out), M, I);
 }
 
 void fill_random(void* data, std::size_t count, cudaStream_t stream) {
-  fill_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(static_cast<__nv_bfloat16*>(data), count);
+  fill_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(
+      static_cast<__nv_bfloat16*>(data), count);
 }
 
 }  // namespace gpu

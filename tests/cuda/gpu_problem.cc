@@ -32,7 +32,9 @@ QuantizedTensor random_weight(Rng& rng, std::int64_t N, std::int64_t K, const Qu
     const float s = sign * width * (0.5f + static_cast<float>(rng() % 1000) / 1000.0f) / levels;
     store_float(tensor.scales.data(), spec.scale_dtype, i, s);
     store_float(tensor.biases.data(), spec.scale_dtype, i,
-                rng() % 16 == 0 ? 0.0f : -s * levels * (0.3f + 0.4f * static_cast<float>(rng() % 100) / 100.0f));
+                rng() % 16 == 0
+                    ? 0.0f
+                    : -s * levels * (0.3f + 0.4f * static_cast<float>(rng() % 100) / 100.0f));
   }
   return tensor;
 }

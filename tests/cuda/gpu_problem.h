@@ -8,19 +8,19 @@
 #include <random>
 #include <vector>
 
-#include "qmlp/qmlp.h"
 #include "qmlp/cuda.h"
+#include "qmlp/qmlp.h"
 
 // Random problems for the GPU programs, and the small tools they share.
 namespace gpu {
 
-#define GPU_CHECK(expression)                                                                    \
-  do {                                                                                           \
-    const cudaError_t gpu_error = (expression);                                                  \
-    if (gpu_error != cudaSuccess) {                                                              \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(gpu_error));     \
-      std::exit(3);                                                                              \
-    }                                                                                            \
+#define GPU_CHECK(expression)                                                                 \
+  do {                                                                                        \
+    const cudaError_t gpu_error = (expression);                                               \
+    if (gpu_error != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(gpu_error)); \
+      std::exit(3);                                                                           \
+    }                                                                                         \
   } while (false)
 
 template <class T>

@@ -14,6 +14,13 @@ inline std::size_t shared_x_bytes(std::int64_t num_chunks, int token_blocks, boo
   return static_cast<std::size_t>(num_chunks) * (one_row ? 4 : 32 * token_blocks) * 32;
 }
 
+inline const void* rows_from(const void* rows, std::int64_t elements) {
+  return rows == nullptr ? nullptr : static_cast<const std::uint16_t*>(rows) + elements;
+}
+inline void* rows_from(void* rows, std::int64_t elements) {
+  return rows == nullptr ? nullptr : static_cast<std::uint16_t*>(rows) + elements;
+}
+
 struct StreamShape {
   int warps, stages, grid, blocks;
   std::size_t shared_bytes;
@@ -63,13 +70,10 @@ int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cuda
     const std::int64_t count = std::min(kMaxGridY, token_tiles - y);
     MatmulArgs part = args;
     const std::int64_t m = y * (kOneRow ? 1 : kTokenBlocks * 8);
-    const auto advance = [&](auto*& p, std::int64_t stride) {
-      if (p != nullptr) p = (decltype(p))((const std::uint16_t*)p + m * stride);
-    };
-    advance(part.x, args.x_stride);
-    advance(part.epilogue.out, args.epilogue.out_stride);
-    advance(part.epilogue.residual, args.epilogue.residual_stride);
-    advance(part.epilogue.gate_tap, args.epilogue.gate_tap_stride);
+    part.x = rows_from(args.x, m * args.x_stride);
+    part.epilogue.out = rows_from(args.epilogue.out, m * args.epilogue.out_stride);
+    part.epilogue.residual = rows_from(args.epilogue.residual, m * args.epilogue.residual_stride);
+    part.epilogue.gate_tap = rows_from(args.epilogue.gate_tap, m * args.epilogue.gate_tap_stride);
     part.M = std::min<std::int64_t>(args.M - m, count * (kOneRow ? 1 : kTokenBlocks * 8));
     if constexpr (!kOneRow) {
       if (args.x_fragments != nullptr) {
