@@ -25,7 +25,14 @@ heading() { printf '\n== %s\n' "$*"; }
 # says what a failure probably means.
 run() {
   printf '+'
-  printf ' %q' "$@"
+  local word
+  for word in "$@"; do
+    if [[ $word =~ ^[A-Za-z0-9_./=:,+@%-]+$ ]]; then
+      printf ' %s' "$word"
+    else
+      printf " '%s'" "${word//\'/\'\\\'\'}"
+    fi
+  done
   printf '\n'
   local start=$SECONDS status=0
   "$@" || status=$?

@@ -1,8 +1,8 @@
 #include "model_checks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <span>
 
 #include "../context.h"
@@ -64,7 +64,7 @@ void compare(CheckResult& check, const std::vector<float>& got, const std::vecto
              std::int64_t vocab) {
   for (std::size_t i = 0; i < want.size(); ++i) {
     ++check.compared;
-    if (std::memcmp(&got[i], &want[i], sizeof(float)) == 0) continue;
+    if (std::bit_cast<std::uint32_t>(got[i]) == std::bit_cast<std::uint32_t>(want[i])) continue;
     const auto index = static_cast<std::int64_t>(i);
     check.miss(format("token %lld logit %lld is %.9g, one prefill gives %.9g",
                       static_cast<long long>(index / vocab), static_cast<long long>(index % vocab),

@@ -181,9 +181,10 @@ class Checker {
         const float a = got.at(got_row + m, n);
         const float b = want.at(want_row + m, n);
         if (same_value(a, b)) continue;
-        check.miss(format("%s: row %lld column %lld is %.9g, must be %.9g", what.c_str(),
-                          static_cast<long long>(want_row + m), static_cast<long long>(n),
-                          static_cast<double>(a), static_cast<double>(b)));
+        const long long row = want_row + m;
+        check.miss(format("%s: row %lld column %lld is %.9g, must be %.9g", what.c_str(), row,
+                          static_cast<long long>(n), static_cast<double>(a),
+                          static_cast<double>(b)));
       }
     }
   }
@@ -529,8 +530,9 @@ void Checker::note_non_finite(const Rows& y) {
     for (std::int64_t n = 0; n < N_; ++n) count += !std::isfinite(y.at(m, n));
   }
   if (count == 0) return;
+  const long long outputs = M_ * N_;
   std::string note = format("%s: %lld of %lld outputs are not finite", report_.path.c_str(),
-                            static_cast<long long>(count), static_cast<long long>(M_ * N_));
+                            static_cast<long long>(count), outputs);
   if (weights_finite_ && type_ == DType::f16) {
     note += "; f16 ends at 65504, --activations bf16 reaches further";
   }

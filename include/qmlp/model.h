@@ -80,7 +80,7 @@ class Model {
     bool is_swiglu = false;
     Plan plan;
     PackedWeightPtr weight;
-    std::vector<float> linear_bias;  // empty: none
+    std::vector<float> linear_bias;  // empty: none; of gate and up: gate's, then up's
   };
   const std::vector<Op>& ops() const noexcept;
 

@@ -16,7 +16,14 @@
 namespace qmlp::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define QMLP_TEST_ADDRESS_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define QMLP_TEST_ADDRESS_SANITIZER
+#endif
+#if defined(QMLP_TEST_ADDRESS_SANITIZER)
 constexpr std::size_t kGuardBytes = 0;
 #else
 constexpr std::size_t kGuardBytes = 4096;

@@ -178,4 +178,50 @@ __device__ __forceinline__ void decode_half_any(int bits, const std::uint8_t* co
   }
 }
 
+// A format's positions in even and odd chunks, worked out once a kernel.
+struct ChunkShape {
+  std::uint32_t bytes[2];
+  std::uint32_t second_codes;
+  std::uint32_t scales[2][2];  // [parity][half]
+  int sets[2][2];
+};
+__device__ __forceinline__ ChunkShape chunk_shape(const TileFormat& format) {
+  ChunkShape shape;
+  shape.second_codes = format.codes_offset(1);
+#pragma unroll
+  for (int parity = 0; parity < 2; ++parity) {
+    shape.bytes[parity] = format.chunk_bytes(parity);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      shape.scales[parity][h] = format.scales_offset(h, parity);
+      shape.sets[parity][h] = format.half[h].scale_sets(parity);
+    }
+  }
+  return shape;
+}
+
+// Both halves of a chunk to A fragments a[half][step][pair]; `scales` lives from one chunk to the next.
+template <class T, int kBits>
+__device__ __forceinline__ void decode_chunk(const TileFormat& format, const ChunkShape& shape,
+                                             int parity, const std::uint8_t* chunk, int lane,
+                                             Scales<T> (&scales)[2][2],
+                                             std::uint32_t (&a)[2][4][2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::uint8_t* sets = chunk + shape.scales[parity][h];
+    if (shape.sets[parity][h] > 0) {
+      scales[h][0] = load_scales<T>(sets, 0, lane);
+      scales[h][1] = scales[h][0];
+      if (shape.sets[parity][h] > 1) scales[h][1] = load_scales<T>(sets, 1, lane);
+    }
+    if constexpr (kBits != 0) {
+      constexpr int kCodes = kHalfRows * kChunkK * kBits / 8;
+      decode_half<T, kBits>(chunk + h * kCodes, lane, scales[h][0], scales[h][1], a[h]);
+    } else {
+      decode_half_any<T>(format.half[h].bits, chunk + h * shape.second_codes, lane, scales[h][0],
+                         scales[h][1], a[h]);
+    }
+  }
+}
+
 }  // namespace qmlp::cuda

@@ -12,57 +12,74 @@ constexpr int kStageChunks = 8;  // chunks of one copy; even, so that a stage st
 constexpr int kMaxStages = 4;
 
 // Where x's fragments are kept: two planes (steps 0 and 1, steps 2 and 3 of a chunk) of
-// [chunk][token block][lane] 16-byte vectors, so that a warp's reads have no bank conflicts. A
-// single row is kept once for all eight columns: [chunk][t].
-struct FragmentPlace {
-  std::int64_t word;
-};
+// [chunk][token block][lane] 16-byte vectors, so that a warp's reads have no bank conflicts. A single
+// row is kept once for all eight columns: [chunk][t]. This is the word of k = 8 v, 8 v + 1 of row m; the next
+// three pairs follow at the next lanes, 4 words apart.
 template <int kTokenBlocks, bool kOneRow>
-__device__ __forceinline__ std::int64_t fragment_word(std::int64_t num_chunks, std::int64_t m,
-                                                      std::int64_t pair) {
-  const std::int64_t c = pair / 32;
-  const int r = static_cast<int>(pair % 32), j = r / 8, w = r % 8, t = w % 4;
-  const int position = j % 2 * 2 + w / 4;
-  const std::int64_t lanes = kOneRow ? 4 : 32 * kTokenBlocks;
-  const std::int64_t lane = kOneRow ? t : m / 8 * 32 + m % 8 * 4 + t;
-  return ((j / 2 * num_chunks + c) * lanes + lane) * 4 + position;
+__device__ __forceinline__ int fragment_word(int num_chunks, int m, int v) {
+  const int c = v / 8, r = v % 8, j = r / 2;
+  const int lanes = kOneRow ? 4 : 32 * kTokenBlocks;
+  const int lane = kOneRow ? 0 : m / 8 * 32 + m % 8 * 4;
+  return ((j / 2 * num_chunks + c) * lanes + lane) * 4 + j % 2 * 2 + r % 2;
 }
 
-// Elements 2 * pair and 2 * pair + 1 of a row, zero past K.
-__device__ __forceinline__ std::uint32_t load_pair(const std::uint16_t* row, std::int64_t pair,
-                                                   std::int64_t K) {
-  const std::int64_t k = 2 * pair;
-  if (k + 1 < K && (reinterpret_cast<std::uintptr_t>(row) & 3) == 0) {
-    return *reinterpret_cast<const std::uint32_t*>(row + k);
+// Elements 8 v .. 8 v + 7 of a row, zero past K.
+__device__ __forceinline__ uint4 load_eight(const std::uint16_t* row, int v, std::int64_t K) {
+  const std::int64_t k = 8 * static_cast<std::int64_t>(v);
+  if (k + 8 <= K && (reinterpret_cast<std::uintptr_t>(row) & 15) == 0) {
+    return *reinterpret_cast<const uint4*>(row + k);
   }
-  const std::uint32_t low = k < K ? row[k] : 0;
-  const std::uint32_t high = k + 1 < K ? row[k + 1] : 0;
-  return low | high << 16;
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t at = k + 2 * i;
+    const std::uint32_t low = at < K ? row[at] : 0, high = at + 1 < K ? row[at + 1] : 0;
+    words[i] = low | high << 16;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <int kTokenBlocks, bool kOneRow>
+__device__ __forceinline__ void lay_out_row(const MatmulArgs& args, std::int64_t m_begin, int m,
+                                            std::uint32_t* fragments, int first, int step) {
+  const int C = static_cast<int>(args.num_chunks);
+  const bool exists = m_begin + m < args.M;
+  const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
+  for (int v = first; v < C * 8; v += step) {
+    const uint4 value = exists ? load_eight(row, v, args.K) : make_uint4(0, 0, 0, 0);
+    std::uint32_t* to = fragments + fragment_word<kTokenBlocks, kOneRow>(C, m, v);
+    to[0] = value.x, to[4] = value.y, to[8] = value.z, to[12] = value.w;
+  }
 }
 
 template <int kTokenBlocks, bool kOneRow>
 __device__ __forceinline__ void lay_out_x(const MatmulArgs& args, std::int64_t m_begin,
-                                          std::uint32_t* fragments, int thread, int num_threads) {
-  const std::int64_t pairs = args.num_chunks * (kChunkK / 2);
-  const std::int64_t rows = kOneRow ? 1 : kTokenBlocks * 8;
-  for (std::int64_t i = thread; i < rows * pairs; i += num_threads) {
-    const std::int64_t m = i / pairs, pair = i % pairs;
-    std::uint32_t value = 0;
-    if (m_begin + m < args.M) {
-      const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
-      value = load_pair(row, pair, args.K);
+                                          std::uint32_t* fragments) {
+  if constexpr (kOneRow) {
+    lay_out_row<kTokenBlocks, true>(args, m_begin, 0, fragments, threadIdx.x, blockDim.x);
+  } else {
+    // A row a warp, or several warps a row.
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int kRows = kTokenBlocks * 8;
+    const int share = warps > kRows ? warps / kRows : 1;
+    if (warp < kRows * share) {
+      for (int m = warp / share; m < kRows; m += warps / share) {
+        lay_out_row<kTokenBlocks, false>(args, m_begin, m, fragments, warp % share * 32 + lane,
+                                         32 * share);
+      }
     }
-    fragments[fragment_word<kTokenBlocks, kOneRow>(args.num_chunks, m, pair)] = value;
   }
 }
 
-// Fragments of one block of tokens a blockIdx.x, for x that does not fit in shared memory.
+// Fragments of one block of tokens a blockIdx.y, for x that does not fit in shared memory.
 template <int kTokenBlocks>
 __global__ void lay_out_x_kernel(const MatmulArgs args) {
   const std::int64_t words = 4 * 2 * args.num_chunks * 32 * kTokenBlocks;
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
-  lay_out_x<kTokenBlocks, false>(args, m_begin, args.x_fragments + blockIdx.y * words,
-                                 blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+  std::uint32_t* fragments = args.x_fragments + blockIdx.y * words;
+  for (int m = blockIdx.x; m < kTokenBlocks * 8; m += gridDim.x) {
+    lay_out_row<kTokenBlocks, false>(args, m_begin, m, fragments, threadIdx.x, blockDim.x);
+  }
 }
 
 // The ring of one warp, filled by sm_90's bulk copies or by sm_80's 16-byte ones.
@@ -107,50 +124,53 @@ struct Ring {
   }
 };
 
-// kBits: of both halves, or 0 to read each half's at run time. x comes from shared memory, or from
-// args.x_fragments when that is not null.
-template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk>
-__global__ void __launch_bounds__(512)
-    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages) {
+// kBits: of both halves, or 0 to read each half's at run time. kSharedX: x is laid out in shared memory;
+// else it comes from args.x_fragments.
+template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
+__global__ void __launch_bounds__(512) stream_kernel(const __grid_constant__ MatmulArgs args,
+                                                     int num_stages) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
-  const std::int64_t C = args.num_chunks;
+  const int C = static_cast<int>(args.num_chunks);
   const TileFormat& format = args.format;
-  const auto stage_bytes = static_cast<std::uint32_t>(format.offset(kStageChunks));
-  const int stages_per_tile = static_cast<int>((C + kStageChunks - 1) / kStageChunks);
+  const ChunkShape shape = chunk_shape(format);
+  const std::uint32_t stage_bytes = (shape.bytes[0] + shape.bytes[1]) * (kStageChunks / 2);
+  const int stages_per_tile = (C + kStageChunks - 1) / kStageChunks;
+  const int last_chunks = C - (stages_per_tile - 1) * kStageChunks;
+  const std::uint32_t last_bytes =
+      (shape.bytes[0] + shape.bytes[1]) * (last_chunks / 2) + shape.bytes[0] * (last_chunks % 2);
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
 
   std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stage_bytes;
-  std::uint8_t* after_rings =
-      shared + static_cast<std::size_t>(num_warps) * num_stages * stage_bytes;
+  std::uint8_t* after_rings = shared + static_cast<std::size_t>(num_warps) * num_stages * stage_bytes;
   auto* barriers = reinterpret_cast<std::uint64_t*>(after_rings) + warp * num_stages;
   auto* x_shared = reinterpret_cast<std::uint32_t*>(after_rings +
                                                     (num_warps * num_stages * 8 + 127) / 128 * 128);
-  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stage_bytes,
-                         num_stages};
+  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stage_bytes, num_stages};
 
   if constexpr (kBulk) launch_dependents();
   ring.init(lane);
 
-  std::int64_t tile = blockIdx.x + static_cast<std::int64_t>(warp) * gridDim.x;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * num_warps;
-  const std::int64_t mine = tile < args.num_tiles ? (args.num_tiles - tile + step - 1) / step : 0;
-  const std::int64_t total = mine * stages_per_tile;
-  std::int64_t produced = 0, produced_tile = tile;
-  int produced_stage = 0;  // of its tile
+  const int num_tiles = static_cast<int>(args.num_tiles);
+  int tile = blockIdx.x + warp * gridDim.x;
+  const int step = gridDim.x * num_warps;
+  const int mine = tile < num_tiles ? (num_tiles - tile + step - 1) / step : 0;
+  int to_produce = mine * stages_per_tile;
+  int produced_slot = 0, produced_stage = 0;
+  const std::uint8_t* from = args.weights + tile * args.tile_bytes;
   const auto produce = [&] {
-    if (produced < total) {
-      const std::int64_t c = static_cast<std::int64_t>(produced_stage) * kStageChunks;
-      const std::int64_t begin = format.offset(c);
-      const std::int64_t end = format.offset(c + kStageChunks < C ? c + kStageChunks : C);
-      ring.fill(static_cast<int>(produced % num_stages),
-                args.weights + produced_tile * args.tile_bytes + begin,
-                static_cast<std::uint32_t>(end - begin), lane);
-      ++produced;
-      if (++produced_stage == stages_per_tile) {
+    if (to_produce > 0) {
+      --to_produce;
+      const bool last = produced_stage + 1 == stages_per_tile;
+      ring.fill(produced_slot, from, last ? last_bytes : stage_bytes, lane);
+      if (++produced_slot == num_stages) produced_slot = 0;
+      if (last) {
         produced_stage = 0;
-        produced_tile += step;
+        from += last_bytes + (step - 1) * args.tile_bytes;
+      } else {
+        ++produced_stage;
+        from += stage_bytes;
       }
     }
     ring.commit();
@@ -159,63 +179,56 @@ __global__ void __launch_bounds__(512)
 
   // Weights do not depend on the kernel before; x does.
   if constexpr (kBulk) wait_for_previous_grid();
-  const std::int64_t fragment_words = 4 * 2 * C * (kOneRow ? 4 : 32 * kTokenBlocks);
+  constexpr int kFragmentLanes = kOneRow ? 4 : 32 * kTokenBlocks;
   const uint4* fragments;
-  if (args.x_fragments == nullptr) {
-    lay_out_x<kTokenBlocks, kOneRow>(args, m_begin, x_shared, threadIdx.x, blockDim.x);
+  if constexpr (kSharedX) {
+    lay_out_x<kTokenBlocks, kOneRow>(args, m_begin, x_shared);
     __syncthreads();
     fragments = reinterpret_cast<const uint4*>(x_shared);
   } else {
-    fragments = reinterpret_cast<const uint4*>(args.x_fragments + blockIdx.y * fragment_words);
+    fragments = reinterpret_cast<const uint4*>(args.x_fragments) +
+                blockIdx.y * (static_cast<std::int64_t>(2) * C * kFragmentLanes);
   }
-  constexpr int kFragmentLanes = kOneRow ? 4 : 32 * kTokenBlocks;
-  const std::int64_t plane = C * kFragmentLanes;
+  const int plane = C * kFragmentLanes;
+  const uint4* my_fragments = fragments + (kOneRow ? t : lane);
 
-  std::int64_t consumed = 0;
-  for (; tile < args.num_tiles; tile += step) {
+  int slot = 0;
+  std::uint32_t round = 0;
+  for (; tile < num_tiles; tile += step) {
     float acc[kTokenBlocks][4] = {};
     Scales<T> scales[2][2] = {};
-    for (int s = 0; s < stages_per_tile; ++s, ++consumed) {
-      const int slot = static_cast<int>(consumed % num_stages);
-      ring.wait(slot, static_cast<std::uint32_t>(consumed / num_stages));
-      const std::uint8_t* stage = ring_data + static_cast<std::size_t>(slot) * stage_bytes;
-      const std::int64_t c_begin = static_cast<std::int64_t>(s) * kStageChunks;
-      const int count = static_cast<int>(C - c_begin < kStageChunks ? C - c_begin : kStageChunks);
-#pragma unroll 2
-      for (int d = 0; d < count; ++d) {
-        const std::uint8_t* chunk = stage + format.offset(d);
+    const uint4* x = my_fragments;
+    for (int s = 0; s < stages_per_tile; ++s) {
+      ring.wait(slot, round);
+      const std::uint8_t* chunk = ring_data + slot * stage_bytes;
+      const int count = s + 1 == stages_per_tile ? last_chunks : kStageChunks;
+      const auto work = [&](int parity) {
         std::uint32_t a[2][4][2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int sets = format.half[h].scale_sets(d);
-          const std::uint8_t* at = chunk + format.scales_offset(h, d);
-          if (sets > 0) {
-            scales[h][0] = load_scales<T>(at, 0, lane);
-            scales[h][1] = sets > 1 ? load_scales<T>(at, 1, lane) : scales[h][0];
-          }
-          const std::uint8_t* codes = chunk + format.codes_offset(h);
-          if constexpr (kBits != 0) {
-            decode_half<T, kBits>(codes, lane, scales[h][0], scales[h][1], a[h]);
-          } else {
-            decode_half_any<T>(format.half[h].bits, codes, lane, scales[h][0], scales[h][1], a[h]);
-          }
-        }
-        const std::int64_t c = c_begin + d;
+        decode_chunk<T, kBits>(format, shape, parity, chunk, lane, scales, a);
+        chunk += shape.bytes[parity];
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
 #pragma unroll
           for (int b = 0; b < kTokenBlocks; ++b) {
-            const uint4 x = kOneRow ? fragments[p * plane + c * 4 + t]
-                                    : fragments[p * plane + (c * kTokenBlocks + b) * 32 + lane];
+            const uint4 v = x[p * plane + b * 32];
             mma_m16n8k16<T>(acc[b], a[0][2 * p][0], a[1][2 * p][0], a[0][2 * p][1], a[1][2 * p][1],
-                            x.x, x.y);
+                            v.x, v.y);
             mma_m16n8k16<T>(acc[b], a[0][2 * p + 1][0], a[1][2 * p + 1][0], a[0][2 * p + 1][1],
-                            a[1][2 * p + 1][1], x.z, x.w);
+                            a[1][2 * p + 1][1], v.z, v.w);
           }
         }
+        x += kFragmentLanes;
+      };
+      int d = 0;
+#pragma unroll 2
+      for (; d + 1 < count; d += 2) {
+        work(0);
+        work(1);
       }
+      if (d < count) work(0);
       __syncwarp();
       produce();
+      if (++slot == num_stages) slot = 0, ++round;
     }
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {

@@ -51,11 +51,11 @@ inline StreamShape stream_shape(const MatmulArgs& args, const DeviceFacts& devic
   return shape;
 }
 
-template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk>
+template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
 int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  const auto kernel = stream_kernel<T, kTokenBlocks, kOneRow, kBits, kBulk>;
+  const auto kernel = stream_kernel<T, kTokenBlocks, kOneRow, kBits, kBulk, kSharedX>;
   const std::size_t x_bytes =
-      args.x_fragments == nullptr ? shared_x_bytes(args.num_chunks, kTokenBlocks, kOneRow) : 0;
+      kSharedX ? shared_x_bytes(args.num_chunks, kTokenBlocks, kOneRow) : 0;
   const StreamShape shape = stream_shape(args, device, x_bytes, kBulk);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -101,9 +101,17 @@ int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cuda
 
 template <class T, int kBits, bool kBulk>
 int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  if (args.M == 1) return launch_stream_kernel<T, 1, true, kBits, kBulk>(args, device, stream);
-  if (args.M <= 8) return launch_stream_kernel<T, 1, false, kBits, kBulk>(args, device, stream);
-  return launch_stream_kernel<T, 2, false, kBits, kBulk>(args, device, stream);
+  if (args.x_fragments == nullptr) {
+    if (args.M == 1) {
+      return launch_stream_kernel<T, 1, true, kBits, kBulk, true>(args, device, stream);
+    }
+    if (args.M <= 8) {
+      return launch_stream_kernel<T, 1, false, kBits, kBulk, true>(args, device, stream);
+    }
+    return launch_stream_kernel<T, 2, false, kBits, kBulk, true>(args, device, stream);
+  }
+  if (args.M <= 8) return launch_stream_kernel<T, 1, false, kBits, kBulk, false>(args, device, stream);
+  return launch_stream_kernel<T, 2, false, kBits, kBulk, false>(args, device, stream);
 }
 
 }  // namespace qmlp::cuda

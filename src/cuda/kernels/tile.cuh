@@ -32,6 +32,41 @@ QMLP_HOST_DEVICE constexpr int tile_stage_bytes(const TileFormat& format) {
   return (tile_x_bytes<kTokens>() + kCtaTiles * format.chunk_bytes(0) + 1023) / 1024 * 1024;
 }
 
+// The sums of a thread's row of a tile: tokens m, m + 1, m + 8, m + 9, ...
+template <class T, int kTokens>
+__device__ __forceinline__ void finish_tokens(const EpilogueArgs& epilogue, std::int64_t tile, int g,
+                                              std::int64_t m, std::int64_t M,
+                                              const float (&acc)[kTokens / 2]) {
+  const bool plain = epilogue.is_swiglu && !epilogue.wide && epilogue.linear_bias[0] == nullptr &&
+                     epilogue.linear_bias[1] == nullptr && epilogue.gate_tap == nullptr;
+  if (plain) {
+    const std::int64_t n = tile * kHalfRows + g;
+    if (n >= epilogue.N) return;
+    auto* out = static_cast<std::uint16_t*>(epilogue.out) + m * epilogue.out_stride + n;
+    const float scale0 = epilogue.unscale[0], scale1 = epilogue.unscale[1];
+#pragma unroll
+    for (int b = 0; b < kTokens / 8; ++b) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (m + b * 8 + e < M) {
+          const float gate = rounded<T>(__fmul_rn(acc[4 * b + e], scale0));
+          const float up = rounded<T>(__fmul_rn(acc[4 * b + 2 + e], scale1));
+          out[e * epilogue.out_stride] =
+              to_bits<T>(__fmul_rn(rounded<T>(__fmul_rn(gate, sigmoid<T>(gate))), up));
+        }
+      }
+      out += 8 * epilogue.out_stride;
+    }
+    return;
+  }
+#pragma unroll
+  for (int b = 0; b < kTokens / 8; ++b) {
+    const std::int64_t at = m + b * 8;
+    if (at < M) finish<T>(epilogue, tile, g, at, acc[4 * b], acc[4 * b + 2]);
+    if (at + 1 < M) finish<T>(epilogue, tile, g, at + 1, acc[4 * b + 1], acc[4 * b + 3]);
+  }
+}
+
 template <class T, int kTokens, int kBits>
 __global__ void __launch_bounds__(kTileThreads, 1)
     tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
@@ -70,9 +105,11 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     row_group = b * args.raster + r % width;
   };
 
+  const ChunkShape shape = chunk_shape(format);
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x != 0) return;
+    if (warp != 0) return;
+    // Lane i < 8 copies tile i's chunks; lane 0 also announces the bytes and copies x.
     int slot = 0;
     std::uint32_t round = 0;
     bool waited = false;
@@ -82,22 +119,22 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       const std::int64_t first_tile = static_cast<std::int64_t>(row_group) * kCtaTiles;
       const int tiles = static_cast<int>(
           matmul.num_tiles - first_tile < kCtaTiles ? matmul.num_tiles - first_tile : kCtaTiles);
-      const std::uint8_t* weights = matmul.weights + first_tile * matmul.tile_bytes;
+      const std::uint8_t* from = matmul.weights + (first_tile + lane) * matmul.tile_bytes;
       for (int c = 0; c < C; ++c) {
         barrier_wait(shared_address(empty + slot), (round & 1) ^ 1);
         const std::uint32_t barrier = shared_address(full + slot), to = base + slot * stage_bytes;
-        const int bytes = format.chunk_bytes(c);
-        barrier_expect(barrier, tile_x_bytes<kTokens>() + tiles * bytes);
-        const std::uint8_t* from = weights + format.offset(c);
-        for (int i = 0; i < tiles; ++i) {
-          bulk_copy(to + tile_x_bytes<kTokens>() + i * bytes, from + i * matmul.tile_bytes, bytes,
-                    barrier);
+        const std::uint32_t bytes = shape.bytes[c & 1];
+        if (lane == 0) barrier_expect(barrier, tile_x_bytes<kTokens>() + tiles * bytes);
+        __syncwarp();
+        if (lane < tiles) {
+          bulk_copy(to + tile_x_bytes<kTokens>() + lane * bytes, from, bytes, barrier);
         }
+        from += bytes;
         if (!waited) {  // weights do not depend on the kernel before; x does
           wait_for_previous_grid();
           waited = true;
         }
-        tensor_copy_2d(to, &x_map, c * kChunkK, token_block * kTokens, barrier);
+        if (lane == 0) tensor_copy_2d(to, &x_map, c * kChunkK, token_block * kTokens, barrier);
         if (++slot == num_stages) slot = 0, ++round;
       }
     }
@@ -114,49 +151,36 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     int row_group, token_block;
     place(index, row_group, token_block);
     float acc[kTokens / 2];
-    std::uint32_t a[2][4][2];
     Scales<T> scales[2][2] = {};
-    for (int c = 0; c < C; ++c) {
-      const int bytes = format.chunk_bytes(c);
+    const auto work = [&](int parity, int accumulate) {
+      std::uint32_t a[2][4][2];
       barrier_wait(shared_address(full + slot), round & 1);
       const std::uint8_t* stage = base_pointer + slot * stage_bytes;
-      const std::uint8_t* chunk = stage + tile_x_bytes<kTokens>() + consumer * bytes;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int sets = format.half[h].scale_sets(c);
-        const std::uint8_t* at = chunk + format.scales_offset(h, c);
-        if (sets > 0) {
-          scales[h][0] = load_scales<T>(at, 0, lane);
-          scales[h][1] = sets > 1 ? load_scales<T>(at, 1, lane) : scales[h][0];
-        }
-        const std::uint8_t* codes = chunk + format.codes_offset(h);
-        if constexpr (kBits != 0) {
-          decode_half<T, kBits>(codes, lane, scales[h][0], scales[h][1], a[h]);
-        } else {
-          decode_half_any<T>(format.half[h].bits, codes, lane, scales[h][0], scales[h][1], a[h]);
-        }
-      }
+      decode_chunk<T, kBits>(format, shape, parity,
+                             stage + tile_x_bytes<kTokens>() + consumer * shape.bytes[parity], lane,
+                             scales, a);
       const std::uint64_t descriptor = swizzled_descriptor(base + slot * stage_bytes);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         wgmma<T, kTokens>(acc, a[0][j][0], a[1][j][0], a[0][j][1], a[1][j][1], descriptor + 2 * j,
-                          c > 0 || j > 0);
+                          j > 0 ? 1 : accumulate);
       }
       wgmma_commit();
       wgmma_wait<0>();
       if (lane == 0) barrier_arrive(shared_address(empty + slot));
       if (++slot == num_stages) slot = 0, ++round;
+    };
+    int c = 0;
+    for (; c + 1 < C; c += 2) {
+      work(0, c);
+      work(1, 1);
     }
+    if (c < C) work(0, c);
     const std::int64_t tile = static_cast<std::int64_t>(row_group) * kCtaTiles + consumer;
     if (tile >= matmul.num_tiles) continue;
-#pragma unroll
-    for (int b = 0; b < kTokens / 8; ++b) {
-      const std::int64_t m = static_cast<std::int64_t>(token_block) * kTokens + b * 8 + t * 2;
-      if (m < matmul.M) finish<T>(matmul.epilogue, tile, g, m, acc[4 * b], acc[4 * b + 2]);
-      if (m + 1 < matmul.M)
-        finish<T>(matmul.epilogue, tile, g, m + 1, acc[4 * b + 1], acc[4 * b + 3]);
-    }
+    finish_tokens<T, kTokens>(matmul.epilogue, tile, g,
+                              static_cast<std::int64_t>(token_block) * kTokens + t * 2, matmul.M, acc);
   }
 }
 
