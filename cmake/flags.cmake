@@ -8,6 +8,10 @@ target_compile_options(qmlp_flags INTERFACE -ffp-contract=off -fno-math-errno -W
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(qmlp_flags INTERFACE -Wno-restrict)
 endif()
+# Some files switch off a warning of GCC's by name.
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(qmlp_flags INTERFACE -Wno-unknown-warning-option)
+endif()
 if(QMLP_DEVELOPER)
   target_compile_options(qmlp_flags INTERFACE -Werror)
 endif()

@@ -23,8 +23,8 @@ constexpr auto kRun = kCompiled ? run_kernel : nullptr;
         body, kLayoutFragment, M_begin, M_end, kRun, kernel_workspace_bytes                      \
   }
 #define QMLP_CUDA_OP(op, dtype)                                           \
-  QMLP_CUDA_ROW(op, dtype, sm90a, m16n16k16, kStreamSm90, 0, 33),         \
-      QMLP_CUDA_ROW(op, dtype, sm90a, m256n128k64, kTileSm90, 33, kAnyM), \
+  QMLP_CUDA_ROW(op, dtype, sm90a, m16n16k16, kStreamSm90, 0, 17),         \
+      QMLP_CUDA_ROW(op, dtype, sm90a, m256n128k64, kTileSm90, 17, kAnyM), \
       QMLP_CUDA_ROW(op, dtype, sm80, m16n16k16, kStreamSm80, 0, kAnyM)
 
 constexpr Kernel kKernels[] = {

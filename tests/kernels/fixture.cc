@@ -84,7 +84,7 @@ std::vector<float> run_checked(Op& op, const Matrix& x, std::int64_t M, std::int
 
 Guarded::Guarded(std::size_t bytes, std::uint8_t guard, std::size_t offset)
     : size_(bytes), total_(kGuardBytes + offset + bytes + kGuardBytes), guard_(guard) {
-  block_ = static_cast<std::byte*>(::operator new(total_ + 1, std::align_val_t(kAlignment)));
+  block_ = static_cast<std::byte*>(::operator new(total_, std::align_val_t(kAlignment)));
   data_ = block_ + kGuardBytes + offset;
   std::memset(block_, guard, total_);
 }

@@ -2,19 +2,17 @@
 
 #include "cuda/device/epilogue.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/kernels/ring.cuh"
 
 // Few rows of x: every warp streams whole tiles of weights through its own ring of shared memory
 // and sums them with mma.m16n8k16, one chain an output. Weights are operand A, so tokens are
 // columns.
 namespace qmlp::cuda {
 
-constexpr int kStageChunks = 8;  // chunks of one copy; even, so that a stage starts with its scales
-constexpr int kMaxStages = 4;
-
 // Where x's fragments are kept: two planes (steps 0 and 1, steps 2 and 3 of a chunk) of
-// [chunk][token block][lane] 16-byte vectors, so that a warp's reads have no bank conflicts. A single
-// row is kept once for all eight columns: [chunk][t]. This is the word of k = 8 v, 8 v + 1 of row m; the next
-// three pairs follow at the next lanes, 4 words apart.
+// [chunk][token block][lane] 16-byte vectors, so that a warp's reads have no bank conflicts. A
+// single row is kept once for all eight columns: [chunk][t]. This is the word of k = 8 v, 8 v + 1
+// of row m; the next three pairs follow at the next lanes, 4 words apart.
 template <int kTokenBlocks, bool kOneRow>
 __device__ __forceinline__ int fragment_word(int num_chunks, int m, int v) {
   const int c = v / 8, r = v % 8, j = r / 2;
@@ -82,53 +80,11 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   }
 }
 
-// The ring of one warp, filled by sm_90's bulk copies or by sm_80's 16-byte ones.
-template <bool kBulk>
-struct Ring {
-  std::uint32_t data;      // shared address of the first stage
-  std::uint32_t barriers;  // kBulk: one for each stage
-  std::uint32_t stage_bytes;
-  int num_stages;
-
-  __device__ void init(int lane) const {
-    if constexpr (kBulk) {
-      if (lane == 0) {
-        for (int i = 0; i < num_stages; ++i) barrier_init(barriers + 8 * i, 1);
-        barrier_init_fence();
-      }
-      __syncwarp();
-    }
-  }
-  __device__ void fill(int stage, const std::uint8_t* from, std::uint32_t bytes, int lane) const {
-    const std::uint32_t to = data + stage * stage_bytes;
-    if constexpr (kBulk) {
-      if (lane == 0) {
-        barrier_expect(barriers + 8 * stage, bytes);
-        bulk_copy(to, from, bytes, barriers + 8 * stage);
-      }
-    } else {
-      for (std::uint32_t i = lane * 16; i < bytes; i += 512) copy_16_async(to + i, from + i);
-    }
-  }
-  __device__ void commit() const {
-    if constexpr (!kBulk) copy_commit();
-  }
-  // Waits for the `index`th stage consumed; every lane sees its bytes after.
-  __device__ void wait(int stage, std::uint32_t round) const {
-    if constexpr (kBulk) {
-      barrier_wait(barriers + 8 * stage, round & 1);
-    } else {
-      copy_wait<kMaxStages - 1>();
-      __syncwarp();
-    }
-  }
-};
-
-// kBits: of both halves, or 0 to read each half's at run time. kSharedX: x is laid out in shared memory;
-// else it comes from args.x_fragments.
+// kBits: of both halves, or 0 to read each half's at run time. kSharedX: x is laid out in shared
+// memory; else it comes from args.x_fragments.
 template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
-__global__ void __launch_bounds__(512) stream_kernel(const __grid_constant__ MatmulArgs args,
-                                                     int num_stages) {
+__global__ void __launch_bounds__(512)
+    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
@@ -143,11 +99,13 @@ __global__ void __launch_bounds__(512) stream_kernel(const __grid_constant__ Mat
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
 
   std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stage_bytes;
-  std::uint8_t* after_rings = shared + static_cast<std::size_t>(num_warps) * num_stages * stage_bytes;
+  std::uint8_t* after_rings =
+      shared + static_cast<std::size_t>(num_warps) * num_stages * stage_bytes;
   auto* barriers = reinterpret_cast<std::uint64_t*>(after_rings) + warp * num_stages;
   auto* x_shared = reinterpret_cast<std::uint32_t*>(after_rings +
                                                     (num_warps * num_stages * 8 + 127) / 128 * 128);
-  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stage_bytes, num_stages};
+  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stage_bytes,
+                         num_stages};
 
   if constexpr (kBulk) launch_dependents();
   ring.init(lane);

@@ -54,8 +54,7 @@ inline StreamShape stream_shape(const MatmulArgs& args, const DeviceFacts& devic
 template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
 int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
   const auto kernel = stream_kernel<T, kTokenBlocks, kOneRow, kBits, kBulk, kSharedX>;
-  const std::size_t x_bytes =
-      kSharedX ? shared_x_bytes(args.num_chunks, kTokenBlocks, kOneRow) : 0;
+  const std::size_t x_bytes = kSharedX ? shared_x_bytes(args.num_chunks, kTokenBlocks, kOneRow) : 0;
   const StreamShape shape = stream_shape(args, device, x_bytes, kBulk);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -110,7 +109,8 @@ int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device, cuda
     }
     return launch_stream_kernel<T, 2, false, kBits, kBulk, true>(args, device, stream);
   }
-  if (args.M <= 8) return launch_stream_kernel<T, 1, false, kBits, kBulk, false>(args, device, stream);
+  if (args.M <= 8)
+    return launch_stream_kernel<T, 1, false, kBits, kBulk, false>(args, device, stream);
   return launch_stream_kernel<T, 2, false, kBits, kBulk, false>(args, device, stream);
 }
 

@@ -5,37 +5,36 @@
 #include "cuda/device/epilogue.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "cuda/kernels/ring.cuh"
 
-// Many rows of x, sm_90a: a persistent CTA takes 128 rows of MMA operand A (8 tiles) by kTokens
-// tokens. One warp copies x by TMA and the tiles' chunks by bulk copies; two warpgroups decode
-// their weights into registers and multiply with wgmma, whose chain of 16-wide steps has the bits
-// of mma.sync's.
+// Many rows of x, sm_90a: a persistent CTA takes 128 rows of MMA operand A (8 tiles, one a warp) by
+// kTokens tokens. A producer warp copies x by TMA; each of the eight consumer warps streams its own
+// tile through a ring, as the stream kernel does, decodes it into registers and multiplies with
+// wgmma, whose chain of 16-wide steps has the bits of mma.sync's.
 namespace qmlp::cuda {
 
 constexpr int kCtaTiles = 8;
 constexpr int kConsumerThreads = 256;
 constexpr int kTileThreads = 128 + kConsumerThreads;
+constexpr int kMaxXStages = 12;
 
 struct TileArgs {
   MatmulArgs matmul;
-  int num_stages;
+  int x_stages;
+  int weight_stages;
   int raster;  // row groups that follow each other before the next token block
 };
 
 template <int kTokens>
 QMLP_HOST_DEVICE constexpr int tile_x_bytes() {
-  return kTokens * kChunkK * 2;
-}
-// Bytes of a stage: x, then the chunk of each tile. 1024-byte aligned for the swizzle.
-template <int kTokens>
-QMLP_HOST_DEVICE constexpr int tile_stage_bytes(const TileFormat& format) {
-  return (tile_x_bytes<kTokens>() + kCtaTiles * format.chunk_bytes(0) + 1023) / 1024 * 1024;
+  return kTokens * kChunkK *
+         2;  // (kTokens, kChunkK), K-major, a multiple of the swizzle's 1024 bytes
 }
 
 // The sums of a thread's row of a tile: tokens m, m + 1, m + 8, m + 9, ...
 template <class T, int kTokens>
-__device__ __forceinline__ void finish_tokens(const EpilogueArgs& epilogue, std::int64_t tile, int g,
-                                              std::int64_t m, std::int64_t M,
+__device__ __forceinline__ void finish_tokens(const EpilogueArgs& epilogue, std::int64_t tile,
+                                              int g, std::int64_t m, std::int64_t M,
                                               const float (&acc)[kTokens / 2]) {
   const bool plain = epilogue.is_swiglu && !epilogue.wide && epilogue.linear_bias[0] == nullptr &&
                      epilogue.linear_bias[1] == nullptr && epilogue.gate_tap == nullptr;
@@ -71,14 +70,12 @@ template <class T, int kTokens, int kBits>
 __global__ void __launch_bounds__(kTileThreads, 1)
     tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  constexpr int kMaxTileStages = 16;
-  __shared__ __align__(8) std::uint64_t full[kMaxTileStages], empty[kMaxTileStages];
+  __shared__ __align__(8) std::uint64_t full[kMaxXStages], empty[kMaxXStages];
+  __shared__ __align__(8) std::uint64_t weight_barriers[kCtaTiles * kMaxStages];
   const MatmulArgs& matmul = args.matmul;
-  const TileFormat& format = matmul.format;
-  const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
-  const std::uint8_t* base_pointer = shared + (base - shared_address(shared));
-  const int stage_bytes = tile_stage_bytes<kTokens>(format);
-  const int num_stages = args.num_stages;
+  const ChunkShape shape = chunk_shape(matmul.format);
+  const std::uint32_t x_base = (shared_address(shared) + 1023) & ~1023u;
+  const int x_stages = args.x_stages;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int C = static_cast<int>(matmul.num_chunks);
   const int row_groups = static_cast<int>((matmul.num_tiles + kCtaTiles - 1) / kCtaTiles);
@@ -86,7 +83,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const long long total = static_cast<long long>(row_groups) * token_blocks;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < x_stages; ++i) {
       barrier_init(shared_address(full + i), 1);
       barrier_init(shared_address(empty + i), kConsumerThreads / 32);
     }
@@ -105,61 +102,95 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     row_group = b * args.raster + r % width;
   };
 
-  const ChunkShape shape = chunk_shape(format);
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp != 0) return;
-    // Lane i < 8 copies tile i's chunks; lane 0 also announces the bytes and copies x.
+    if (threadIdx.x != 0) return;
+    wait_for_previous_grid();
     int slot = 0;
     std::uint32_t round = 0;
-    bool waited = false;
     for (long long index = blockIdx.x; index < total; index += gridDim.x) {
       int row_group, token_block;
       place(index, row_group, token_block);
-      const std::int64_t first_tile = static_cast<std::int64_t>(row_group) * kCtaTiles;
-      const int tiles = static_cast<int>(
-          matmul.num_tiles - first_tile < kCtaTiles ? matmul.num_tiles - first_tile : kCtaTiles);
-      const std::uint8_t* from = matmul.weights + (first_tile + lane) * matmul.tile_bytes;
       for (int c = 0; c < C; ++c) {
         barrier_wait(shared_address(empty + slot), (round & 1) ^ 1);
-        const std::uint32_t barrier = shared_address(full + slot), to = base + slot * stage_bytes;
-        const std::uint32_t bytes = shape.bytes[c & 1];
-        if (lane == 0) barrier_expect(barrier, tile_x_bytes<kTokens>() + tiles * bytes);
-        __syncwarp();
-        if (lane < tiles) {
-          bulk_copy(to + tile_x_bytes<kTokens>() + lane * bytes, from, bytes, barrier);
-        }
-        from += bytes;
-        if (!waited) {  // weights do not depend on the kernel before; x does
-          wait_for_previous_grid();
-          waited = true;
-        }
-        if (lane == 0) tensor_copy_2d(to, &x_map, c * kChunkK, token_block * kTokens, barrier);
-        if (++slot == num_stages) slot = 0, ++round;
+        const std::uint32_t barrier = shared_address(full + slot);
+        barrier_expect(barrier, tile_x_bytes<kTokens>());
+        tensor_copy_2d(x_base + slot * tile_x_bytes<kTokens>(), &x_map, c * kChunkK,
+                       token_block * kTokens, barrier);
+        if (++slot == x_stages) slot = 0, ++round;
       }
     }
-    if (!waited) wait_for_previous_grid();
     return;
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  wait_for_previous_grid();  // the residual, and out itself, may be the kernel before's
   const int consumer = warp - 4, g = lane / 4, t = lane % 4;
-  int slot = 0;
-  std::uint32_t round = 0;
+  const std::uint32_t stage_bytes = (shape.bytes[0] + shape.bytes[1]) * (kStageChunks / 2);
+  const int stages_per_tile = (C + kStageChunks - 1) / kStageChunks;
+  const int last_chunks = C - (stages_per_tile - 1) * kStageChunks;
+  const std::uint32_t last_bytes =
+      (shape.bytes[0] + shape.bytes[1]) * (last_chunks / 2) + shape.bytes[0] * (last_chunks % 2);
+  const std::uint32_t ring_base =
+      x_base + x_stages * tile_x_bytes<kTokens>() + consumer * args.weight_stages * stage_bytes;
+  const std::uint8_t* ring_data = shared + (ring_base - shared_address(shared));
+  const Ring<true> ring{ring_base, shared_address(weight_barriers + consumer * kMaxStages),
+                        stage_bytes, args.weight_stages};
+  ring.init(lane);
+
+  // Where the next copy of weights comes from. A warp past the last tile streams the last one
+  // again.
+  long long produced_index = blockIdx.x;
+  int produced_slot = 0, produced_stage = 0;
+  const std::uint8_t* from = nullptr;
+  const auto produce = [&] {
+    if (produced_index >= total) return;
+    if (produced_stage == 0) {
+      int row_group, token_block;
+      place(produced_index, row_group, token_block);
+      const std::int64_t tile = static_cast<std::int64_t>(row_group) * kCtaTiles + consumer;
+      const std::int64_t last = matmul.num_tiles - 1;
+      from = matmul.weights + (tile < last ? tile : last) * matmul.tile_bytes;
+    }
+    const bool last = produced_stage + 1 == stages_per_tile;
+    ring.fill(produced_slot, from, last ? last_bytes : stage_bytes, lane);
+    from += stage_bytes;
+    if (++produced_slot == args.weight_stages) produced_slot = 0;
+    if (++produced_stage == stages_per_tile) {
+      produced_stage = 0;
+      produced_index += gridDim.x;
+    }
+  };
+  // Weights do not depend on the kernel before; x, the residual and out itself may.
+  for (int i = 0; i < args.weight_stages; ++i) produce();
+  wait_for_previous_grid();
+
+  int slot = 0, weight_slot = 0, stage_chunk = 0;
+  std::uint32_t round = 0, weight_round = 0;
+  const std::uint8_t* chunk = ring_data;
   for (long long index = blockIdx.x; index < total; index += gridDim.x) {
     int row_group, token_block;
     place(index, row_group, token_block);
     float acc[kTokens / 2];
     Scales<T> scales[2][2] = {};
-    const auto work = [&](int parity, int accumulate) {
-      std::uint32_t a[2][4][2];
+    // Two sets of A fragments: one is decoded while the tensor cores still read the other.
+    std::uint32_t even[2][4][2], odd[2][4][2];
+    const auto decode = [&](int parity, int c, std::uint32_t(&a)[2][4][2]) {
+      if (stage_chunk == 0) {
+        ring.wait(weight_slot, weight_round);
+        chunk = ring_data + weight_slot * stage_bytes;
+      }
+      decode_chunk<T, kBits>(matmul.format, shape, parity, chunk, lane, scales, a);
+      chunk += shape.bytes[parity];
+      if (++stage_chunk == kStageChunks || c + 1 == C) {
+        stage_chunk = 0;
+        __syncwarp();
+        produce();
+        if (++weight_slot == args.weight_stages) weight_slot = 0, ++weight_round;
+      }
+    };
+    const auto multiply = [&](const std::uint32_t(&a)[2][4][2], int accumulate) {
       barrier_wait(shared_address(full + slot), round & 1);
-      const std::uint8_t* stage = base_pointer + slot * stage_bytes;
-      decode_chunk<T, kBits>(format, shape, parity,
-                             stage + tile_x_bytes<kTokens>() + consumer * shape.bytes[parity], lane,
-                             scales, a);
-      const std::uint64_t descriptor = swizzled_descriptor(base + slot * stage_bytes);
+      const std::uint64_t descriptor = swizzled_descriptor(x_base + slot * tile_x_bytes<kTokens>());
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -167,20 +198,28 @@ __global__ void __launch_bounds__(kTileThreads, 1)
                           j > 0 ? 1 : accumulate);
       }
       wgmma_commit();
-      wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(shared_address(empty + slot));
-      if (++slot == num_stages) slot = 0, ++round;
+      if (++slot == x_stages) slot = 0, ++round;
     };
-    int c = 0;
-    for (; c + 1 < C; c += 2) {
-      work(0, c);
-      work(1, 1);
+    const auto release = [&] {  // the slot before `slot`
+      wgmma_wait<0>();
+      if (lane == 0) barrier_arrive(shared_address(empty + (slot == 0 ? x_stages : slot) - 1));
+    };
+    decode(0, 0, even);
+    for (int c = 0; c < C; c += 2) {
+      multiply(even, c);
+      if (c + 1 < C) decode(1, c + 1, odd);
+      release();
+      if (c + 1 < C) {
+        multiply(odd, 1);
+        if (c + 2 < C) decode(0, c + 2, even);
+        release();
+      }
     }
-    if (c < C) work(0, c);
     const std::int64_t tile = static_cast<std::int64_t>(row_group) * kCtaTiles + consumer;
     if (tile >= matmul.num_tiles) continue;
     finish_tokens<T, kTokens>(matmul.epilogue, tile, g,
-                              static_cast<std::int64_t>(token_block) * kTokens + t * 2, matmul.M, acc);
+                              static_cast<std::int64_t>(token_block) * kTokens + t * 2, matmul.M,
+                              acc);
   }
 }
 

@@ -41,13 +41,23 @@ int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaSt
   const auto kernel = tile_kernel<T, kTokens, kBits>;
   CUtensorMap x_map;
   if (const cudaError_t e = make_x_map<T>(&x_map, args, kTokens); e != cudaSuccess) return e;
-  const int stage_bytes = tile_stage_bytes<kTokens>(args.format);
-  TileArgs tile_args{args, 0, 8};
-  constexpr int kReserved = 2048;  // alignment slack and the barriers
-  tile_args.num_stages =
-      std::min(16, (static_cast<int>(device.smem_bytes) - kReserved) / stage_bytes);
-  const std::size_t shared_bytes =
-      static_cast<std::size_t>(tile_args.num_stages) * stage_bytes + 1024;
+  const int ring_bytes = kCtaTiles * static_cast<int>(args.format.offset(kStageChunks));
+  constexpr int kReserved = 3072;  // alignment slack and the barriers
+  const int room = static_cast<int>(device.smem_bytes) - kReserved;
+  constexpr int kXBytes = tile_x_bytes<kTokens>();
+  TileArgs tile_args{args, 0, 2, 8};
+  // Six stages of x hide its copies; what is left over goes to weights.
+  while (tile_args.weight_stages < kMaxStages &&
+         room - (tile_args.weight_stages + 1) * ring_bytes >= 6 * kXBytes) {
+    ++tile_args.weight_stages;
+  }
+  if (room - tile_args.weight_stages * ring_bytes < 2 * kXBytes) tile_args.weight_stages = 1;
+  tile_args.x_stages =
+      std::min(kMaxXStages, (room - tile_args.weight_stages * ring_bytes) / kXBytes);
+  if (tile_args.x_stages < 1) return cudaErrorInvalidConfiguration;
+  const std::size_t shared_bytes = static_cast<std::size_t>(tile_args.x_stages) * kXBytes +
+                                   static_cast<std::size_t>(tile_args.weight_stages) * ring_bytes +
+                                   1024;
   if (const cudaError_t e = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
       e != cudaSuccess) {
