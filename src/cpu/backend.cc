@@ -26,13 +26,15 @@ Status pack(std::span<const QuantizedTensorView> sources, const Stream& stream,
   return {};
 }
 
+constexpr int kMaxSegments = 8;
 constexpr std::int64_t kAnyM = std::numeric_limits<std::int64_t>::max();
 
 // A kernel serves every bits, group and scale type; `k16` marks the steps of the tensor contract.
-#define QMLP_CPU_ROW(op, dtype, isa, tile, accumulation, body, M_end)                              \
-  Kernel {                                                                                         \
-#op "_" #dtype "_any_" #tile "_" #isa, Op::op, DType::dtype, Isa::isa,                         \
-        Accumulation::accumulation, body, kLayoutN16, 0, M_end, run_kernel, kernel_workspace_bytes \
+#define QMLP_CPU_ROW(op, dtype, isa, tile, accumulation, body, M_end)                     \
+  Kernel {                                                                                \
+#op "_" #dtype "_any_" #tile "_" #isa, Op::op, DType::dtype, Isa::isa,                \
+        Accumulation::accumulation, kMaxSegments, body, kLayoutN16, 0, M_end, run_kernel, \
+        kernel_workspace_bytes                                                            \
   }
 #define QMLP_CPU_TYPES(op, isa, tile, body, M_end)        \
   QMLP_CPU_ROW(op, bf16, isa, tile, f32, body, M_end),    \

@@ -12,6 +12,7 @@ using plan::Backend;
 using plan::Kernel;
 using plan::Op;
 
+constexpr int kMaxSegments = 1;
 constexpr std::int64_t kAnyM = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint32_t kLayoutFragment = 16;
 constexpr auto kRun = kCompiled ? run_kernel : nullptr;
@@ -20,7 +21,7 @@ constexpr auto kRun = kCompiled ? run_kernel : nullptr;
 #define QMLP_CUDA_ROW(op, dtype, isa, tile, body, M_begin, M_end)                                \
   Kernel {                                                                                       \
 #op "_" #dtype "_any_" #tile "_" #isa, Op::op, DType::dtype, Isa::isa, Accumulation::tensor, \
-        body, kLayoutFragment, M_begin, M_end, kRun, kernel_workspace_bytes                      \
+        kMaxSegments, body, kLayoutFragment, M_begin, M_end, kRun, kernel_workspace_bytes        \
   }
 #define QMLP_CUDA_OP(op, dtype)                                           \
   QMLP_CUDA_ROW(op, dtype, sm90a, m16n16k16, kStreamSm90, 0, 17),         \

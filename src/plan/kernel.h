@@ -47,6 +47,7 @@ struct Kernel {
   DType activation;
   Isa isa;
   Accumulation accumulation;
+  int max_segments;             // of the `tensor` contract; 1 where K is never cut
   std::uint8_t body;            // which of its backend's bodies runs
   std::uint32_t layout_id;      // kernels that share it can share packed weights
   std::int64_t M_begin, M_end;  // the rows it is meant for; any kernel is right at any M

@@ -93,6 +93,9 @@ Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts
   } else if (problem.segments > 1) {
     return {Reason::accumulation, "segments", problem.segments, "1 with f32 accumulation"};
   }
+  if (problem.segments > kernel.max_segments) {
+    return {Reason::accumulation, "segments", problem.segments, "1 on this device"};
+  }
   if (problem.activation != kernel.activation) {
     return {Reason::dtype, "activation", static_cast<std::int64_t>(problem.activation),
             to_string(kernel.activation)};
