@@ -65,10 +65,7 @@ enum class Reason : std::uint8_t {
   bits,
   group_size,
   shape,
-  alignment,
-  precision,
   accumulation,
-  kernel_name,
 };
 const char* to_string(Reason reason) noexcept;
 

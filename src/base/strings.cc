@@ -82,14 +82,8 @@ const char* to_string(Reason reason) noexcept {
       return "group_size";
     case Reason::shape:
       return "shape";
-    case Reason::alignment:
-      return "alignment";
-    case Reason::precision:
-      return "precision";
     case Reason::accumulation:
       return "accumulation";
-    case Reason::kernel_name:
-      return "kernel_name";
   }
   return "unknown";
 }

@@ -143,6 +143,13 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
   if (!in_place && written.meets(range_of(residual))) {
     return argument_error(op, "out", "overlaps residual without being the same matrix");
   }
+  const std::size_t bias_bytes = static_cast<std::size_t>(problem.N) * size_of(problem.activation);
+  for (const std::byte* bias : {bias0, bias1}) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bias);
+    if (bias != nullptr && written.meets({begin, begin + bias_bytes})) {
+      return argument_error(op, "out", "overlaps a linear bias");
+    }
+  }
   const ByteRange tapped = range_of(gate_tap);
   if (tapped.meets(written) || tapped.meets(range_of(x))) {
     return argument_error(op, "gate_tap", "overlaps out or x");

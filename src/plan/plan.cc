@@ -23,7 +23,8 @@ Support supports_any(const Problem& problem, const DeviceFacts& device) noexcept
         (s.reason != Reason::no_isa || last.reason == Reason::no_device)) {
       const bool other_row =
           kernel.activation != problem.activation || kernel.accumulation != problem.accumulation;
-      if (!other_row || last.reason == Reason::no_device) last = s;
+      const bool vague = last.reason == Reason::no_device || last.reason == Reason::no_isa;
+      if (!other_row || vague) last = s;
     }
   }
   return last;

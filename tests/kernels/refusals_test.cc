@@ -153,6 +153,12 @@ TEST_F(Refusals, Overlap) {
   swiglu_epilogue.gate_tap = {const_cast<std::byte*>(x.data), kM, kN, kK, kType, {}};
   expect_refused(swiglu(), Errc::invalid_argument, {"gate_tap"});
   swiglu_epilogue = {};
+  linear_epilogue.linear_bias = out.data;
+  expect_refused(linear(), Errc::invalid_argument, {"out", "linear bias"});
+  linear_epilogue = {};
+  swiglu_epilogue.up_bias = out.data;
+  expect_refused(swiglu(), Errc::invalid_argument, {"out", "linear bias"});
+  swiglu_epilogue = {};
   out.data = scratch_.data() + 512;
   expect_both(Errc::invalid_argument, {"workspace", "overlaps"});
 }

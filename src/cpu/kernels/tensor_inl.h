@@ -110,6 +110,10 @@ static inline Vec operand_exponent(int dtype, Vec v) {
   return select_zero(v, splat(0.0f), max(power, least));
 }
 
+// Those of x are kept times 2^40, so that the product with one of w vanishes only where 16 such
+// terms stay below f32's least subnormal.
+constexpr int kExponentShift = 40;
+
 static inline long long padded_k(const KernelArgs* args) {
   return (args->K + kTensorStep - 1) / kTensorStep * kTensorStep;
 }
@@ -123,7 +127,8 @@ static void pack_x_tensor(const KernelArgs* args, long long row_begin, long long
       const long long count = args->K - k < kLanes ? args->K - k : kLanes;
       const Vec v = load_some(args->dtype, element_at(args->dtype, row, k), count);
       store(args->x_tiles + m * stride + k, v);
-      store(args->x_exponents + m * stride + k, operand_exponent(args->dtype, v));
+      store(args->x_exponents + m * stride + k,
+            mul(operand_exponent(args->dtype, v), splat(0x1p40f)));
       non_finite |= any_outside(bit_and(as_int(v), splat_int(0x7FFFFFFFu)), 0u, 0x7F7FFFFFu);
     }
     args->row_non_finite[m] = non_finite;
@@ -134,18 +139,22 @@ static void pack_x_tensor(const KernelArgs* args, long long row_begin, long long
 static Vec tensor_step(const float* x, const float* x_exponents, const float* w,
                        const float* w_exponents, Vec acc, int dtype, bool exact) {
   if (!exact) {
+    // 2^(e + 40), infinite past e = 87: the exact path's.
     Vec top = as_float(bit_and(as_int(acc), splat_int(0x7F800000u)));
-    top = select_zero(acc, splat(0.0f), max(top, splat(0x1p-126f)));
+    top = mul(select_zero(acc, splat(0.0f), max(top, splat(0x1p-126f))), splat(0x1p40f));
 #pragma GCC unroll 16
     for (int i = 0; i < kTensorStep; ++i) {
       top = max(mul(splat(x_exponents[i]), load(w_exponents + i * kLanes)), top);
     }
-    // Between 2^-87 and 2^113 every quantity below is a normal f32, or falls below the cut.
+    // For e from -87 to 87 every quantity below is a normal f32, or falls below the cut.
+    constexpr uint32_t kLeastTop = 40 + kExponentShift, kMostTop = 214 + kExponentShift;
     const Vec checked = select_zero(top, splat(1.0f), top);
-    if (!any_outside(as_int(checked), 40u << 23, 240u << 23)) {
+    if (!any_outside(as_int(checked), kLeastTop << 23, kMostTop << 23)) {
       const IntVec top_bits = as_int(top);
-      const Vec to_units = as_float(sub(splat_int(279u << 23), top_bits));   // 2^(25 - e)
-      const Vec from_units = as_float(sub(top_bits, splat_int(25u << 23)));  // 2^(e - 25)
+      const Vec to_units =  // 2^(25 - e)
+          as_float(sub(splat_int((279u + kExponentShift) << 23), top_bits));
+      const Vec from_units =  // 2^(e - 25)
+          as_float(sub(top_bits, splat_int((25u + kExponentShift) << 23)));
       // Eight products and the accumulator stay below 2^31 in units of 2^(e - 25).
       IntVec first = to_int_truncate(mul(acc, to_units));
       IntVec second = splat_int(0);
