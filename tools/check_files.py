@@ -54,7 +54,7 @@ def check_readme_example(text):
 def main():
     found = []
     for path in committed():
-        is_data = "tests/data" in path.as_posix()
+        is_data = any(folder in path.as_posix() for folder in ("tests/data/", "fuzz/seeds/"))
         if path.suffix in BINARY or is_data or not path.is_file():
             continue
         try:

@@ -7,7 +7,8 @@
 namespace qmlp {
 
 // Facts of a CUDA device, `present` when this build has code for it. Errors, one line each: a build
-// without CUDA, no driver, a driver older than the toolkit, no such device, an unsupported architecture.
+// without CUDA, no driver, a driver older than the toolkit, no such device, an unsupported
+// architecture.
 Result<DeviceFacts> cuda_facts(int ordinal = 0);
 
 // A stream for ops on a device: `cuda_stream` is a cudaStream_t (null: the default stream). Ops are

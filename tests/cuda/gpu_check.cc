@@ -57,8 +57,7 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
     return s;
   };
   const QuantSpec specs[2] = {spec(), rng() % 2 == 0 ? spec() : QuantSpec{4, 32, type}};
-  const std::int64_t group =
-      std::max({specs[0].group_size, specs[1].group_size, 32});
+  const std::int64_t group = std::max({specs[0].group_size, specs[1].group_size, 32});
   const std::int64_t K = group * (1 + static_cast<std::int64_t>(rng() % (large ? 40 : 9)));
   const std::int64_t N = 1 + static_cast<std::int64_t>(rng() % (large ? 700 : 150));
   const std::int64_t M = pick<std::int64_t>(

@@ -71,7 +71,7 @@ typedef void (*ActivationFunction)(int dtype, const unsigned short* sigmoid_tabl
 
 struct IsaFunctions {
   KernelFunctions tiles;  // f32 contract, many rows
-  KernelFunctions rows;    // f32 contract, few rows; none in portable code
+  KernelFunctions rows;   // f32 contract, few rows; none in portable code
   KernelFunctions tensor;
   ActivationFunction activation;
 };

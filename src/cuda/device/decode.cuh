@@ -200,7 +200,8 @@ __device__ __forceinline__ ChunkShape chunk_shape(const TileFormat& format) {
   return shape;
 }
 
-// Both halves of a chunk to A fragments a[half][step][pair]; `scales` lives from one chunk to the next.
+// Both halves of a chunk to A fragments a[half][step][pair]; `scales` lives from one chunk to the
+// next.
 template <class T, int kBits>
 __device__ __forceinline__ void decode_chunk(const TileFormat& format, const ChunkShape& shape,
                                              int parity, const std::uint8_t* chunk, int lane,
