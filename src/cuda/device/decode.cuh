@@ -225,4 +225,27 @@ __device__ __forceinline__ void decode_chunk(const TileFormat& format, const Chu
   }
 }
 
+// The same where both halves have a width and a group that are known when compiling: no branch, so
+// that loads of later chunks can rise above the sums of earlier ones. kParity: of the chunk's
+// index.
+template <int kBits, int kGroup>
+constexpr TileFormat kEvenFormat = {{{kBits, kGroup}, {kBits, kGroup}}};
+
+template <class T, int kBits, int kGroup, int kParity>
+__device__ __forceinline__ void decode_known_chunk(const std::uint8_t* chunk, int lane,
+                                                   Scales<T> (&scales)[2][2],
+                                                   std::uint32_t (&a)[2][4][2]) {
+  constexpr HalfFormat kHalf = {kBits, kGroup};
+  constexpr int kCodes = kHalf.code_bytes(), kSets = kHalf.scale_sets(kParity);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::uint8_t* sets = chunk + 2 * kCodes + h * kSets * kScaleSetBytes;
+    if constexpr (kSets > 0) {
+      scales[h][0] = load_scales<T>(sets, 0, lane);
+      scales[h][1] = kSets > 1 ? load_scales<T>(sets, kSets - 1, lane) : scales[h][0];
+    }
+    decode_half<T, kBits>(chunk + h * kCodes, lane, scales[h][0], scales[h][1], a[h]);
+  }
+}
+
 }  // namespace qmlp::cuda

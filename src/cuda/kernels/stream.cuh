@@ -80,9 +80,9 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   }
 }
 
-// kBits: of both halves, or 0 to read each half's at run time. kSharedX: x is laid out in shared
-// memory; else it comes from args.x_fragments.
-template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
+// kBits: of both halves, or 0 to read each half's at run time. kGroup: of both halves, or 0.
+// kSharedX: x is laid out in shared memory; else it comes from args.x_fragments.
+template <class T, int kTokenBlocks, bool kOneRow, int kBits, int kGroup, bool kBulk, bool kSharedX>
 __global__ void __launch_bounds__(512)
     stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -160,10 +160,7 @@ __global__ void __launch_bounds__(512)
       ring.wait(slot, round);
       const std::uint8_t* chunk = ring_data + slot * stage_bytes;
       const int count = s + 1 == stages_per_tile ? last_chunks : kStageChunks;
-      const auto work = [&](int parity) {
-        std::uint32_t a[2][4][2];
-        decode_chunk<T, kBits>(format, shape, parity, chunk, lane, scales, a);
-        chunk += shape.bytes[parity];
+      const auto sum = [&](const std::uint32_t(&a)[2][4][2]) {
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
 #pragma unroll
@@ -177,13 +174,36 @@ __global__ void __launch_bounds__(512)
         }
         x += kFragmentLanes;
       };
-      int d = 0;
-#pragma unroll 2
-      for (; d + 1 < count; d += 2) {
-        work(0);
-        work(1);
+      if constexpr (kGroup != 0) {
+        constexpr TileFormat kFormat = kEvenFormat<kBits, kGroup>;
+        const auto pair = [&](const std::uint8_t* even_chunk, bool both) {
+          std::uint32_t a[2][4][2];
+          decode_known_chunk<T, kBits, kGroup, 0>(even_chunk, lane, scales, a);
+          sum(a);
+          if (both) {
+            decode_known_chunk<T, kBits, kGroup, 1>(even_chunk + kFormat.chunk_bytes(0), lane,
+                                                    scales, a);
+            sum(a);
+          }
+        };
+        if (count == kStageChunks) {
+#pragma unroll
+          for (int d = 0; d < kStageChunks; d += 2) pair(chunk + kFormat.offset(d), true);
+        } else {
+          for (int d = 0; d < count; d += 2) pair(chunk + kFormat.offset(d), d + 1 < count);
+        }
+      } else {
+        const auto work = [&](int parity) {
+          std::uint32_t a[2][4][2];
+          decode_chunk<T, kBits>(format, shape, parity, chunk, lane, scales, a);
+          chunk += shape.bytes[parity];
+          sum(a);
+        };
+        for (int d = 0; d < count; d += 2) {
+          work(0);
+          if (d + 1 < count) work(1);
+        }
       }
-      if (d < count) work(0);
       __syncwarp();
       produce();
       if (++slot == num_stages) slot = 0, ++round;

@@ -51,9 +51,9 @@ inline StreamShape stream_shape(const MatmulArgs& args, const DeviceFacts& devic
   return shape;
 }
 
-template <class T, int kTokenBlocks, bool kOneRow, int kBits, bool kBulk, bool kSharedX>
+template <class T, int kTokenBlocks, bool kOneRow, int kBits, int kGroup, bool kBulk, bool kSharedX>
 int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  const auto kernel = stream_kernel<T, kTokenBlocks, kOneRow, kBits, kBulk, kSharedX>;
+  const auto kernel = stream_kernel<T, kTokenBlocks, kOneRow, kBits, kGroup, kBulk, kSharedX>;
   const std::size_t x_bytes = kSharedX ? shared_x_bytes(args.num_chunks, kTokenBlocks, kOneRow) : 0;
   const StreamShape shape = stream_shape(args, device, x_bytes, kBulk);
   if (const cudaError_t e =
@@ -98,20 +98,38 @@ int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cuda
   return cudaSuccess;
 }
 
+template <class T, int kBits, int kGroup, bool kBulk>
+int launch_stream_shared(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+  if (args.M == 1) {
+    return launch_stream_kernel<T, 1, true, kBits, kGroup, kBulk, true>(args, device, stream);
+  }
+  if (args.M <= 8) {
+    return launch_stream_kernel<T, 1, false, kBits, kGroup, kBulk, true>(args, device, stream);
+  }
+  return launch_stream_kernel<T, 2, false, kBits, kGroup, kBulk, true>(args, device, stream);
+}
+
 template <class T, int kBits, bool kBulk>
 int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
   if (args.x_fragments == nullptr) {
-    if (args.M == 1) {
-      return launch_stream_kernel<T, 1, true, kBits, kBulk, true>(args, device, stream);
+    // MLX's own default group, and that of GGUF's types.
+    if constexpr (kBits != 0) {
+      const HalfFormat* half = args.format.half;
+      if (half[0].group_size == 64 && half[1].group_size == 64) {
+        return launch_stream_shared<T, kBits, 64, kBulk>(args, device, stream);
+      }
+      if constexpr (kBits == 4 || kBits == 8) {
+        if (half[0].group_size == 32 && half[1].group_size == 32) {
+          return launch_stream_shared<T, kBits, 32, kBulk>(args, device, stream);
+        }
+      }
     }
-    if (args.M <= 8) {
-      return launch_stream_kernel<T, 1, false, kBits, kBulk, true>(args, device, stream);
-    }
-    return launch_stream_kernel<T, 2, false, kBits, kBulk, true>(args, device, stream);
+    return launch_stream_shared<T, kBits, 0, kBulk>(args, device, stream);
   }
-  if (args.M <= 8)
-    return launch_stream_kernel<T, 1, false, kBits, kBulk, false>(args, device, stream);
-  return launch_stream_kernel<T, 2, false, kBits, kBulk, false>(args, device, stream);
+  if (args.M <= 8) {
+    return launch_stream_kernel<T, 1, false, kBits, 0, kBulk, false>(args, device, stream);
+  }
+  return launch_stream_kernel<T, 2, false, kBits, 0, kBulk, false>(args, device, stream);
 }
 
 }  // namespace qmlp::cuda
