@@ -30,7 +30,7 @@ void GateTap::write(const std::string& path) const {
                        layer.bytes.size()});
   }
   PendingFile pending(path);
-  auto writer = value_or_throw(SafetensorsWriter::create(pending.temporary(), std::move(tensors)));
+  auto writer = value_or_throw(SafetensorsWriter::create(pending.temporary(), tensors));
   for (const auto& [index, layer] : layers_) value_or_throw(writer.write(layer.bytes));
   value_or_throw(writer.finish());
   pending.commit();

@@ -64,17 +64,17 @@ void Bpe::start_symbols(std::string_view word, std::vector<std::int32_t>& ids) c
 
 void Bpe::encode_word(std::string_view word, Scratch& scratch,
                       std::vector<std::int32_t>& out) const {
-  start_symbols(word, scratch.ids);
-  if (scratch.ids.size() > kShortWord) {
+  start_symbols(word, scratch.ids_);
+  if (scratch.ids_.size() > kShortWord) {
     merge_long(scratch);
-  } else if (scratch.ids.size() > 1) {
+  } else if (scratch.ids_.size() > 1) {
     merge_short(scratch);
   }
-  out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
+  out.insert(out.end(), scratch.ids_.begin(), scratch.ids_.end());
 }
 
 void Bpe::merge_short(Scratch& scratch) const {
-  std::vector<std::int32_t>& ids = scratch.ids;
+  std::vector<std::int32_t>& ids = scratch.ids_;
   std::uint32_t ranks[kShortWord];  // of the pair that starts at each symbol
   std::int32_t results[kShortWord];
   std::size_t count = ids.size();
@@ -105,13 +105,13 @@ void Bpe::merge_short(Scratch& scratch) const {
 
 void Bpe::merge_long(Scratch& scratch) const {
   using Candidate = Scratch::Candidate;
-  auto& symbols = scratch.symbols;
-  auto& queue = scratch.queue;
-  const auto count = static_cast<std::int32_t>(scratch.ids.size());
-  symbols.resize(scratch.ids.size());
+  auto& symbols = scratch.symbols_;
+  auto& queue = scratch.queue_;
+  const auto count = static_cast<std::int32_t>(scratch.ids_.size());
+  symbols.resize(scratch.ids_.size());
   queue.clear();
   for (std::int32_t i = 0; i < count; ++i) {
-    symbols[static_cast<std::size_t>(i)] = {scratch.ids[static_cast<std::size_t>(i)], i - 1,
+    symbols[static_cast<std::size_t>(i)] = {scratch.ids_[static_cast<std::size_t>(i)], i - 1,
                                             i + 1 < count ? i + 1 : kNone};
   }
   const auto symbol = [&](std::int32_t at) -> Scratch::Symbol& {
@@ -149,8 +149,9 @@ void Bpe::merge_long(Scratch& scratch) const {
     if (left.previous != kNone) push(left.previous);
     push(top.at);
   }
-  scratch.ids.clear();
-  for (std::int32_t at = 0; at != kNone; at = symbol(at).next) scratch.ids.push_back(symbol(at).id);
+  scratch.ids_.clear();
+  for (std::int32_t at = 0; at != kNone; at = symbol(at).next)
+    scratch.ids_.push_back(symbol(at).id);
 }
 
 }  // namespace qmlp::text

@@ -41,10 +41,10 @@ class Bpe {
       std::int32_t left;
       std::int32_t right;
     };
-    std::vector<std::int32_t> ids;
-    std::vector<std::uint32_t> ranks;
-    std::vector<Symbol> symbols;
-    std::vector<Candidate> queue;
+    std::vector<std::int32_t> ids_;
+    std::vector<std::uint32_t> ranks_;
+    std::vector<Symbol> symbols_;
+    std::vector<Candidate> queue_;
   };
 
   // Appends the tokens of one word: starts from its bytes and merges the best-ranked pair, the
