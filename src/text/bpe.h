@@ -42,7 +42,6 @@ class Bpe {
       std::int32_t right;
     };
     std::vector<std::int32_t> ids_;
-    std::vector<std::uint32_t> ranks_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> queue_;
   };
