@@ -1,4 +1,3 @@
-#include <cpuid.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -7,10 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "qmlp/cpu.h"
 #include "qmlp/plan.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace qmlp {
 namespace {

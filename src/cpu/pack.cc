@@ -70,7 +70,7 @@ bool fast_by_range(float scale, float bias, const QuantSpec& spec, DType activat
 
 bool fast_by_trial(const QuantizedTensorView& w, std::int64_t row, std::int64_t group, float scale,
                    float bias, DType activation) noexcept {
-  const std::byte* codes = w.codes.data() + row * (w.K * w.spec.bits / 8);
+  const std::byte* codes = w.codes.data() + row * packed_row_bytes(w.K, w.spec.bits);
   const std::int64_t begin = group * w.spec.group_size;
   for (std::int64_t k = begin; k < begin + w.spec.group_size; ++k) {
     const int code = extract_code(codes, w.spec.bits, k);
@@ -122,7 +122,7 @@ void fill_code_block(const QuantizedTensorView& w, std::int64_t block,
                      unsigned char* out) noexcept {
   const std::size_t element = size_of(w.spec.scale_dtype);
   const std::int64_t groups = w.K / w.spec.group_size;
-  const std::int64_t row_bytes = w.K * w.spec.bits / 8;
+  const std::int64_t row_bytes = packed_row_bytes(w.K, w.spec.bits);
   const std::int64_t words_per_group = std::int64_t{w.spec.group_size} / 32 * w.spec.bits;
   const std::int64_t group_bytes =
       static_cast<std::int64_t>(2 * kLanes * element) + words_per_group * 4 * kLanes;
@@ -148,30 +148,19 @@ void fill_dense_block(const QuantizedTensorView& w, std::int64_t block, DType ac
   for (int lane = 0; lane < kLanes; ++lane) {
     const std::int64_t row = block * kLanes + lane;
     if (row >= w.N) break;
-    if (w.spec.is_dense()) {
-      for (std::int64_t k = 0; k < w.K; ++k) {
-        const float value = load_float(w.codes.data(), w.spec.scale_dtype, row * w.K + k);
-        store_float(out, dense_type, k * kLanes + lane, round_to(value, activation));
-      }
-      continue;
-    }
-    const std::byte* codes = w.codes.data() + row * (w.K * w.spec.bits / 8);
-    const std::int64_t groups = w.K / w.spec.group_size;
     for (std::int64_t k = 0; k < w.K; ++k) {
-      const std::int64_t at = row * groups + k / w.spec.group_size;
-      const float s = load_float(w.scales.data(), w.spec.scale_dtype, at);
-      const float z = load_float(w.biases.data(), w.spec.scale_dtype, at);
-      const float value = exact_weight(s, extract_code(codes, w.spec.bits, k), z, activation);
-      store_float(out, dense_type, k * kLanes + lane, value);
+      store_float(out, dense_type, k * kLanes + lane, exact_element(w, row, k, activation));
     }
   }
 }
 
 bool dense_non_finite(const QuantizedTensorView& w, std::int64_t block, DType activation) noexcept {
   const std::int64_t row_end = std::min<std::int64_t>(w.N, (block + 1) * kLanes);
-  for (std::int64_t i = block * kLanes * w.K; i < row_end * w.K; ++i) {
-    const float value = round_to(load_float(w.codes.data(), w.spec.scale_dtype, i), activation);
-    if (!(value - value == 0.0f)) return true;
+  for (std::int64_t row = block * kLanes; row < row_end; ++row) {
+    for (std::int64_t k = 0; k < w.K; ++k) {
+      const float value = exact_element(w, row, k, activation);
+      if (!(value - value == 0.0f)) return true;
+    }
   }
   return false;
 }

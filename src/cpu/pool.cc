@@ -1,8 +1,5 @@
-#include <immintrin.h>
-
 #include <atomic>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,10 +11,16 @@ namespace {
 // About 30 us: longer than the gap between two ops of a forward, shorter than a scheduler slice.
 constexpr int kSpins = 1500;
 
+void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 void spin_or_wait(const std::atomic<std::uint32_t>& value, std::uint32_t old) noexcept {
   for (int i = 0; i < kSpins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
-    _mm_pause();
+    relax();
   }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }

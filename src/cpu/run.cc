@@ -1,7 +1,9 @@
 #include "cpu/run.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "base/carver.h"
 #include "base/checked.h"
 #include "cpu/kernels/kernel_args.h"
 #include "cpu/pack.h"
@@ -31,18 +33,6 @@ std::int64_t num_units(const plan::Problem& problem) noexcept {
   return problem.op == plan::Op::swiglu ? blocks : ceil_div(blocks, kUnitBlocks);
 }
 
-// Carves the workspace, or counts its bytes when data is null.
-struct Carver {
-  std::byte* data;
-  std::size_t used = 0;
-  template <class T>
-  T* take(std::int64_t count) noexcept {
-    T* at = data == nullptr ? nullptr : reinterpret_cast<T*>(data + used);
-    used += static_cast<std::size_t>(round_up(count * std::int64_t{sizeof(T)}, 256));
-    return at;
-  }
-};
-
 struct Scratch {
   std::int64_t rows = 0;  // of a chunk
   float* x_tiles = nullptr;
@@ -55,7 +45,7 @@ struct Scratch {
 
 Scratch carve(const plan::Problem& problem, const DeviceFacts& device, std::byte* data) noexcept {
   const bool tensor = problem.accumulation == Accumulation::tensor;
-  Carver carver{data};
+  Carver carver(data);
   Scratch scratch;
   scratch.rows = std::min(problem.M, chunk_rows(problem.K, tensor));
   const std::int64_t K = tensor ? round_up(problem.K, kTensorStep) : problem.K;
@@ -71,7 +61,8 @@ Scratch carve(const plan::Problem& problem, const DeviceFacts& device, std::byte
   }
   scratch.thread_floats = round_up(scratch.thread_floats, 64);
   scratch.threads = carver.take<float>(scratch.thread_floats * device.num_threads);
-  scratch.bytes = carver.used;
+  // A workspace past 2^62 bytes is one that nobody can bring.
+  scratch.bytes = carver.total().value_or(std::numeric_limits<std::size_t>::max());
   return scratch;
 }
 

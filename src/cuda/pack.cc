@@ -44,19 +44,6 @@ struct Half {
   DType activation;
   int prescale;
 
-  float weight_at(std::int64_t row, std::int64_t k) const noexcept {
-    const QuantizedTensorView& w = *weight;
-    if (row >= w.N || k >= w.K) return 0.0f;
-    if (w.spec.is_dense()) {
-      return round_to(load_float(w.codes.data(), w.spec.scale_dtype, row * w.K + k), activation);
-    }
-    const std::int64_t group = row * (w.K / w.spec.group_size) + k / w.spec.group_size;
-    return exact_weight(
-        load_float(w.scales.data(), w.spec.scale_dtype, group),
-        extract_code(w.codes.data() + row * (w.K * w.spec.bits / 8), w.spec.bits, k),
-        load_float(w.biases.data(), w.spec.scale_dtype, group), activation);
-  }
-
   // The codes of rows first_row .. +7 of chunk c; `codes` was zeroed.
   void put_codes(std::int64_t first_row, std::int64_t c, std::uint8_t* codes) const noexcept {
     const QuantizedTensorView& w = *weight;
@@ -68,11 +55,12 @@ struct Half {
           const std::int64_t k = c * kChunkK + pair_k(lane, i, e);
           if (k >= w.K) continue;
           if (format.bits == kDenseBits) {
-            store_float(codes, activation, lane * 16 + i * 2 + e, weight_at(row, k));
+            store_float(codes, activation, lane * 16 + i * 2 + e,
+                        exact_element(w, row, k, activation));
             continue;
           }
-          const int code =
-              extract_code(w.codes.data() + row * (w.K * w.spec.bits / 8), w.spec.bits, k);
+          const int code = extract_code(w.codes.data() + row * packed_row_bytes(w.K, w.spec.bits),
+                                        w.spec.bits, k);
           const int low = low_plane_bits(format.bits);
           put_bits(codes, low_place(format.bits, lane, i, e), code & ((1 << low) - 1));
           put_bits(codes, high_place(format.bits, lane, i, e), code >> low);

@@ -2,9 +2,9 @@
 
 namespace qmlp {
 
-static_assert(static_cast<int>(DType::f32) == cpu::kTypeF32 &&
-              static_cast<int>(DType::f16) == cpu::kTypeF16 &&
-              static_cast<int>(DType::bf16) == cpu::kTypeBf16);
+static_assert(static_cast<int>(DType::f32) == cpu::kF32 &&
+              static_cast<int>(DType::f16) == cpu::kF16 &&
+              static_cast<int>(DType::bf16) == cpu::kBf16);
 
 const cpu::ModelKernels* find_model_kernels(Isa isa) noexcept {
   switch (isa) {

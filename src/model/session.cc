@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/carver.h"
 #include "base/checked.h"
 #include "base/concat.h"
 #include "base/float16.h"
@@ -27,34 +28,6 @@ MatrixView read_only(const MutableMatrixView& view) noexcept {
 const std::byte* data_or_null(const std::vector<std::byte>& bytes) noexcept {
   return bytes.empty() ? nullptr : bytes.data();
 }
-
-// Hands out aligned pieces of one block; with a null base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) noexcept : base_(base) {}
-  // rows * cols * element_bytes, or an overflow that total() reports.
-  std::byte* take(std::int64_t rows, std::int64_t cols, std::size_t element_bytes) noexcept {
-    std::size_t cells = 0;
-    std::size_t bytes = 0;
-    overflow_ |= __builtin_mul_overflow(static_cast<std::size_t>(rows),
-                                        static_cast<std::size_t>(cols), &cells);
-    overflow_ |= __builtin_mul_overflow(cells, element_bytes, &bytes);
-    overflow_ |= bytes > (std::size_t{1} << 62) - used_;
-    if (overflow_) return nullptr;
-    std::byte* piece = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (bytes + Workspace::kAlignment - 1) / Workspace::kAlignment * Workspace::kAlignment;
-    return piece;
-  }
-  std::optional<std::size_t> total() const noexcept {
-    if (overflow_) return std::nullopt;
-    return used_;
-  }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-  bool overflow_ = false;
-};
 
 Status check_options(const SessionOptions& options, const Model::Impl& model) {
   const auto refuse = [](const char* field, std::int64_t have, std::string_view need) -> Status {

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "base/float16.h"
+#include "qmlp/tensor.h"
 #include "qmlp/types.h"
+#include "quant/codes.h"
 
 // The decoded weight of docs/numerics.md section 2, correctly rounded for every scale, code and
 // bias. "Round to odd" keeps a discarded part visible in the last bit, so that a later rounding to
@@ -44,6 +46,20 @@ inline float exact_weight(float scale, int code, float bias, DType type) noexcep
   const double sum = add_to_odd(product, offset);
   if (type == DType::f32) return static_cast<float>(sum);
   return round_to(narrow_to_odd(sum), type);
+}
+
+// Element (row, k) of a valid weight, dense or affine, rounded once to `type` and widened.
+inline float exact_element(const QuantizedTensorView& w, std::int64_t row, std::int64_t k,
+                           DType type) noexcept {
+  const QuantSpec& spec = w.spec;
+  if (spec.is_dense()) {
+    return round_to(load_float(w.codes.data(), spec.scale_dtype, row * w.K + k), type);
+  }
+  const std::int64_t group = row * (w.K / spec.group_size) + k / spec.group_size;
+  const std::byte* codes = w.codes.data() + row * packed_row_bytes(w.K, spec.bits);
+  return exact_weight(load_float(w.scales.data(), spec.scale_dtype, group),
+                      extract_code(codes, spec.bits, k),
+                      load_float(w.biases.data(), spec.scale_dtype, group), type);
 }
 
 }  // namespace qmlp

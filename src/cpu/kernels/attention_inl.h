@@ -117,7 +117,7 @@ static void attention_rows(const AttentionArgs& a, int64_t kv_head, int64_t row_
     float* row = q + r * a.head_dim;
     for (int64_t d = 0; d < main; d += 16) store(row + d, load_as<kType>(a.q, starts[r] + d));
     if (rest != 0) {
-      store_part<kTypeF32>(row, main, rest, load_part<kType>(a.q, starts[r] + main, rest));
+      store_part<kF32>(row, main, rest, load_part<kType>(a.q, starts[r] + main, rest));
     }
   }
 
@@ -183,11 +183,11 @@ static void attention_typed(const AttentionArgs& a, int64_t kv_head, int64_t row
 static void attention(const AttentionArgs* args, int64_t kv_head, int64_t row_begin,
                       int64_t row_end, float* scratch) {
   switch (args->type) {
-    case kTypeF32:
-      return attention_typed<kTypeF32>(*args, kv_head, row_begin, row_end, scratch);
-    case kTypeF16:
-      return attention_typed<kTypeF16>(*args, kv_head, row_begin, row_end, scratch);
+    case kF32:
+      return attention_typed<kF32>(*args, kv_head, row_begin, row_end, scratch);
+    case kF16:
+      return attention_typed<kF16>(*args, kv_head, row_begin, row_end, scratch);
     default:
-      return attention_typed<kTypeBf16>(*args, kv_head, row_begin, row_end, scratch);
+      return attention_typed<kBf16>(*args, kv_head, row_begin, row_end, scratch);
   }
 }

@@ -11,6 +11,8 @@ namespace {
 //
 #include "cpu/kernels/element_inl.h"
 //
+#include "cpu/kernels/swiglu_inl.h"
+//
 #include "cpu/kernels/decode_inl.h"
 //
 #include "cpu/kernels/matmul_inl.h"

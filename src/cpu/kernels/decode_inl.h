@@ -15,6 +15,18 @@ static inline Rounding rounding_of(int dtype) {
   return {1.0f, 0.0f};
 }
 
+// Scales and biases of a group's 16 rows, prescaled where weights are rounded.
+template <bool kRound>
+static inline void load_group(const unsigned char* data, int scale_type, Vec prescale, Vec* scale,
+                              Vec* bias) {
+  *scale = load_as(scale_type, data);
+  *bias = load_as(scale_type, data + kLanes * element_bytes(scale_type));
+  if constexpr (kRound) {
+    *scale = mul(*scale, prescale);
+    *bias = mul(*bias, prescale);
+  }
+}
+
 template <int kBits, int kIndex, bool kRound>
 __attribute__((always_inline)) static inline void decode_one(const IntVec* words, Vec scale,
                                                              Vec bias, Vec keep, float* out) {
@@ -37,12 +49,8 @@ static void decode_groups(const unsigned char* data, int scale_type, int group_s
   const Vec prescale = splat(rounding.prescale);
   const Vec keep = splat(rounding.keep);
   for (long long g = 0; g < num_groups; ++g) {
-    Vec scale = load_as(scale_type, data);
-    Vec bias = load_as(scale_type, data + scales_bytes);
-    if constexpr (kRound) {
-      scale = mul(scale, prescale);
-      bias = mul(bias, prescale);
-    }
+    Vec scale, bias;
+    load_group<kRound>(data, scale_type, prescale, &scale, &bias);
     data += 2 * scales_bytes;
     for (int k = 0; k < group_size; k += 32) {
       IntVec words[kBits];
@@ -64,12 +72,8 @@ static void decode_groups_looped(int bits, const unsigned char* data, int scale_
   const Vec keep = splat(rounding.keep);
   const IntVec mask = splat_int((1u << bits) - 1);
   for (long long g = 0; g < num_groups; ++g) {
-    Vec scale = load_as(scale_type, data);
-    Vec bias = load_as(scale_type, data + scales_bytes);
-    if constexpr (kRound) {
-      scale = mul(scale, prescale);
-      bias = mul(bias, prescale);
-    }
+    Vec scale, bias;
+    load_group<kRound>(data, scale_type, prescale, &scale, &bias);
     const uint32_t* words = (const uint32_t*)(data + 2 * scales_bytes);
     for (int i = 0; i < group_size; ++i) {
       const int shift = i * bits % 32;

@@ -1,18 +1,24 @@
 // RMS norm, rotary embedding and the small ops of the forward. Each output element is one fixed
-// sequence of IEEE f32 operations (docs/forward.md). Needs a simd_*.h and model_args.h before it.
+// sequence of IEEE f32 operations (docs/forward.md). Needs a simd_*.h,
+// model_args.h and element_inl.h before it.
 
+// The element functions with the type known when compiling.
 template <int kType>
 static inline Vec load_as(const void* base, int64_t index) {
-  if constexpr (kType == kTypeF32) return load((const float*)base + index);
-  if constexpr (kType == kTypeF16) return load_f16((const uint16_t*)base + index);
-  if constexpr (kType == kTypeBf16) return load_bf16((const uint16_t*)base + index);
+  return load_as(kType, element_at(kType, base, index));
 }
-
 template <int kType>
 static inline void store_as(void* base, int64_t index, Vec v) {
-  if constexpr (kType == kTypeF32) store((float*)base + index, v);
-  if constexpr (kType == kTypeF16) store_f16((uint16_t*)base + index, v);
-  if constexpr (kType == kTypeBf16) store_bf16((uint16_t*)base + index, v);
+  store_as(kType, (void*)element_at(kType, base, index), v);
+}
+// The first `count` < 16 lanes, the others +0.
+template <int kType>
+static inline Vec load_part(const void* base, int64_t index, int64_t count) {
+  return load_some(kType, element_at(kType, base, index), count);
+}
+template <int kType>
+static inline void store_part(void* base, int64_t index, int64_t count, Vec v) {
+  store_some(kType, (void*)element_at(kType, base, index), v, count);
 }
 
 // Elements of `kType` by number of bytes alone.
@@ -21,26 +27,9 @@ struct ElementOf {
   typedef uint16_t Type;
 };
 template <>
-struct ElementOf<kTypeF32> {
+struct ElementOf<kF32> {
   typedef float Type;
 };
-
-// The first `count` < 16 lanes, the others +0.
-template <int kType>
-static inline Vec load_part(const void* base, int64_t index, int64_t count) {
-  typedef typename ElementOf<kType>::Type Element;
-  Element lanes[16] = {};
-  for (int64_t i = 0; i < count; ++i) lanes[i] = ((const Element*)base)[index + i];
-  return load_as<kType>(lanes, 0);
-}
-
-template <int kType>
-static inline void store_part(void* base, int64_t index, int64_t count, Vec v) {
-  typedef typename ElementOf<kType>::Type Element;
-  Element lanes[16];
-  store_as<kType>(lanes, 0, v);
-  for (int64_t i = 0; i < count; ++i) ((Element*)base)[index + i] = lanes[i];
-}
 
 // Lanes added as ((0+8)+(4+12)) + ((2+10)+(6+14)) and so on: halves, then quarters.
 static inline float sum_lanes(Vec v) {
@@ -76,7 +65,7 @@ static void rms_norm_rows(const RmsNormArgs& a, int64_t row_begin, int64_t row_e
     }
     if (rest != 0) {
       const Vec v = mul(load_part<kType>(a.x, x + main, rest), scale);
-      const Vec w = load_part<kTypeF32>(a.weight, main, rest);
+      const Vec w = load_part<kF32>(a.weight, main, rest);
       store_part<kType>(a.out, out + main, rest, mul(v, w));
     }
   }
@@ -84,12 +73,12 @@ static void rms_norm_rows(const RmsNormArgs& a, int64_t row_begin, int64_t row_e
 
 static void rms_norm(const RmsNormArgs* args, int64_t row_begin, int64_t row_end) {
   switch (args->type) {
-    case kTypeF32:
-      return rms_norm_rows<kTypeF32>(*args, row_begin, row_end);
-    case kTypeF16:
-      return rms_norm_rows<kTypeF16>(*args, row_begin, row_end);
+    case kF32:
+      return rms_norm_rows<kF32>(*args, row_begin, row_end);
+    case kF16:
+      return rms_norm_rows<kF16>(*args, row_begin, row_end);
     default:
-      return rms_norm_rows<kTypeBf16>(*args, row_begin, row_end);
+      return rms_norm_rows<kBf16>(*args, row_begin, row_end);
   }
 }
 
@@ -116,8 +105,8 @@ static inline void rotate_halves(void* base, int64_t start, int64_t half, const 
   if (rest != 0) {
     Vec first = load_part<kType>(base, start + main, rest);
     Vec second = load_part<kType>(base, start + half + main, rest);
-    rotate(&first, &second, load_part<kTypeF32>(cosines, main, rest),
-           load_part<kTypeF32>(sines, main, rest));
+    rotate(&first, &second, load_part<kF32>(cosines, main, rest),
+           load_part<kF32>(sines, main, rest));
     store_part<kType>(base, start + main, rest, first);
     store_part<kType>(base, start + half + main, rest, second);
   }
@@ -138,8 +127,7 @@ static inline void rotate_pairs(void* base, int64_t start, int64_t half, const f
     }
     Vec first = load_as<kType>(even, 0);
     Vec second = load_as<kType>(odd, 0);
-    rotate(&first, &second, load_part<kTypeF32>(cosines, i, count),
-           load_part<kTypeF32>(sines, i, count));
+    rotate(&first, &second, load_part<kF32>(cosines, i, count), load_part<kF32>(sines, i, count));
     store_as<kType>(even, 0, first);
     store_as<kType>(odd, 0, second);
     for (int64_t j = 0; j < count; ++j) {
@@ -183,12 +171,12 @@ static void rope_append_rows(const RopeArgs& a, int64_t row_begin, int64_t row_e
 
 static void rope_append(const RopeArgs* args, int64_t row_begin, int64_t row_end) {
   switch (args->type) {
-    case kTypeF32:
-      return rope_append_rows<kTypeF32>(*args, row_begin, row_end);
-    case kTypeF16:
-      return rope_append_rows<kTypeF16>(*args, row_begin, row_end);
+    case kF32:
+      return rope_append_rows<kF32>(*args, row_begin, row_end);
+    case kF16:
+      return rope_append_rows<kF16>(*args, row_begin, row_end);
     default:
-      return rope_append_rows<kTypeBf16>(*args, row_begin, row_end);
+      return rope_append_rows<kBf16>(*args, row_begin, row_end);
   }
 }
 
@@ -213,12 +201,12 @@ static int64_t find_non_finite_in(const void* data, int64_t count) {
 
 static int64_t find_non_finite(int type, const void* data, int64_t count) {
   switch (type) {
-    case kTypeF32:
-      return find_non_finite_in<kTypeF32>(data, count);
-    case kTypeF16:
-      return find_non_finite_in<kTypeF16>(data, count);
+    case kF32:
+      return find_non_finite_in<kF32>(data, count);
+    case kF16:
+      return find_non_finite_in<kF16>(data, count);
     default:
-      return find_non_finite_in<kTypeBf16>(data, count);
+      return find_non_finite_in<kBf16>(data, count);
   }
 }
 
@@ -227,17 +215,17 @@ static void widen_all(const void* data, float* out, int64_t count) {
   const int64_t main = count - count % 16;
   for (int64_t i = 0; i < main; i += 16) store(out + i, load_as<kType>(data, i));
   if (main != count) {
-    store_part<kTypeF32>(out, main, count - main, load_part<kType>(data, main, count - main));
+    store_part<kF32>(out, main, count - main, load_part<kType>(data, main, count - main));
   }
 }
 
 static void widen(int type, const void* data, float* out, int64_t count) {
   switch (type) {
-    case kTypeF32:
-      return widen_all<kTypeF32>(data, out, count);
-    case kTypeF16:
-      return widen_all<kTypeF16>(data, out, count);
+    case kF32:
+      return widen_all<kF32>(data, out, count);
+    case kF16:
+      return widen_all<kF16>(data, out, count);
     default:
-      return widen_all<kTypeBf16>(data, out, count);
+      return widen_all<kBf16>(data, out, count);
   }
 }

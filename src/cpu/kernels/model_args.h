@@ -2,12 +2,12 @@
 
 #include <stdint.h>
 
+#include "cpu/kernels/kernel_args.h"
+
 namespace qmlp::cpu {
 
 // Arguments of the ops around the linear layers: plain structs, since every ISA file includes them.
 // Strides count elements. Bits: docs/forward.md.
-
-enum { kTypeF32 = 0, kTypeF16 = 1, kTypeBf16 = 2 };  // DType's values
 
 // Positions per block of the K cache, and the unit to which value rows are padded.
 enum { kCacheBlock = 16 };

@@ -12,6 +12,7 @@ namespace {
 // clang-format off
 #include "cpu/kernels/simd_avx2.h"
 #include "cpu/kernels/math_inl.h"
+#include "cpu/kernels/element_inl.h"
 #include "cpu/kernels/elementwise_inl.h"
 #include "cpu/kernels/attention_inl.h"
 // clang-format on

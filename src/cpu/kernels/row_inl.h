@@ -47,12 +47,7 @@ static void row_product(CodeStreams<kBlocks> codes, const BlockMatrix* w, Roundi
     Vec scale[kBlocks], bias[kBlocks];
 #pragma GCC unroll 4
     for (int i = 0; i < kBlocks; ++i) {
-      scale[i] = load_as(w->scale_type, codes.at[i]);
-      bias[i] = load_as(w->scale_type, codes.at[i] + scales_bytes);
-      if constexpr (kRound) {
-        scale[i] = mul(scale[i], prescale);
-        bias[i] = mul(bias[i], prescale);
-      }
+      load_group<kRound>(codes.at[i], w->scale_type, prescale, &scale[i], &bias[i]);
       codes.at[i] += 2 * scales_bytes;
     }
     for (int part = 0; part < w->group_size; part += 32) {
