@@ -30,8 +30,7 @@ ModelSpeed measure_model(const Checkpoint& checkpoint, const std::shared_ptr<con
                          const FusionOptions& fusion, const MachineLimits& limits, ThreadPool& pool,
                          Context& context) {
   const ModelConfig& config = model->config();
-  const std::int64_t most =
-      config.max_position_embeddings > 0 ? config.max_position_embeddings : 1 << 20;
+  const std::int64_t most = config.context_length > 0 ? config.context_length : 1 << 20;
   ModelSpeed speed;
   speed.threads = pool.num_threads();
   speed.prefill_tokens = std::min(kPrefillTokens, std::max<std::int64_t>(most / 2, 1));

@@ -65,13 +65,16 @@ void add_convert(CLI::App& app, Context& context) {
       "convert", "Make an MLX checkpoint of a GGUF file or a safetensors folder");
   const auto flags = std::make_shared<Flags>();
   Flags& f = *flags;
-  command->add_option("SRC", f.source, "GGUF file, MLX checkpoint or float safetensors folder")
+  command
+      ->add_option(
+          "SRC", f.source,
+          "GGUF file (any part of a split one), MLX checkpoint or float safetensors folder")
       ->required();
   command->add_option("DST", f.destination, "Folder to make")->required();
   command
       ->add_option("--bits", f.bits,
                    "PATTERN=BITS[/GROUP],...: gate=4,up=8,down=6/32,layers.0.*=8; the last match "
-                   "wins (default: an affine source stays as it is)")
+                   "wins (default: what is affine or float stays so)")
       ->type_name("SPEC")
       ->expected(1)
       ->take_all()

@@ -119,12 +119,17 @@ std::vector<std::int32_t> prompt_tokens(const Flags& flags, const ModelConfig& c
       messages.push_back({"user", text});
       ids = value_or_throw(tokenizer->encode_chat(messages));
     } else {
-      ids = value_or_throw(tokenizer->encode(text));
+      // What follows a cache is no start of a text.
+      ids = value_or_throw(flags.cache_append ? tokenizer->encode(text)
+                                              : tokenizer->encode_prompt(text));
     }
   }
   if (flags.bos) {
     if (!config.bos_token_id) fail_usage("--bos: the model's config names no bos_token_id");
-    ids.insert(ids.begin(), *config.bos_token_id);
+    // The tokenizer may have put it there.
+    if (ids.empty() || ids.front() != *config.bos_token_id) {
+      ids.insert(ids.begin(), *config.bos_token_id);
+    }
   }
   if (ids.empty()) fail_usage("the prompt is empty");
   for (const std::int32_t id : ids) {
@@ -138,7 +143,7 @@ std::vector<std::int32_t> prompt_tokens(const Flags& flags, const ModelConfig& c
 
 // The context to allocate: --ctx, else just what the prompt and the answer need.
 std::int64_t context_size(const Flags& flags, const ModelConfig& config, std::int64_t prompt) {
-  const std::int64_t most = config.max_position_embeddings;
+  const std::int64_t most = config.context_length;
   if (flags.ctx > 0) {
     if (most > 0 && flags.ctx > most) {
       fail_usage("--ctx " + std::to_string(flags.ctx) + " is past the " + std::to_string(most) +
@@ -193,20 +198,22 @@ class TextSink {
         tokenizer_(tokenizer),
         context_(context),
         stream_(!flags.json),
-        show_special_(flags.show_special) {}
+        show_special_(flags.show_special) {
+    if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer);
+  }
 
   void token(std::int32_t id) {
     if (tokenizer_ == nullptr) {
       if (stream_) emit(std::to_string(id) + " ");
       return;
     }
-    if (id >= tokenizer_->vocab_size()) return;  // a padding row of the embedding has no text
     if (!show_special_ && tokenizer_->is_special(id)) return;
-    emit(filter_.push(utf8_.push(value_or_throw(tokenizer_->token_bytes(id)))));
+    // A padding row of the embedding has no text.
+    emit(filter_.push(detokenizer_->push(id)));
   }
   bool stopped() const { return filter_.stopped(); }
   std::string finish() {
-    if (!stopped()) emit(filter_.push(utf8_.finish()));
+    if (!stopped() && detokenizer_) emit(filter_.push(detokenizer_->finish()));
     emit(filter_.finish());
     if (stream_ && !text_.empty() && text_.back() != '\n') context_.out.write("\n");
     context_.out.flush();
@@ -221,7 +228,7 @@ class TextSink {
     context_.out.flush();
   }
 
-  Utf8Stream utf8_;
+  std::optional<Detokenizer> detokenizer_;
   StopFilter filter_;
   const Tokenizer* tokenizer_;
   Context& context_;

@@ -5,6 +5,7 @@
 #include "context.h"
 #include "format.h"
 #include "json_out.h"
+#include "model_features.h"
 #include "model_loading.h"
 #include "options.h"
 #include "qmlp/plan.h"
@@ -171,12 +172,10 @@ Json config_json(const ModelConfig& config) {
   json.set("head_dim", config.head_dim);
   json.set("vocab_size", config.vocab_size);
   json.set("max_position_embeddings", config.max_position_embeddings);
-  json.set("rope_theta", config.rope_theta);
-  json.set("rope", config.rope_kind == RopeKind::linear ? "linear" : "default");
-  json.set("rope_factor", config.rope_factor);
   json.set("rms_norm_eps", config.rms_norm_eps);
   json.set("tie_word_embeddings", config.tie_word_embeddings);
   json.set("eos_token_ids", Json::array_of(config.eos_token_ids));
+  add_features(config, json);
   return json;
 }
 
@@ -192,6 +191,8 @@ Json inspect_json(const Flags& flags, const Checkpoint& checkpoint, const Inspec
     json.set("group_size", module.spec.group_size);
     json.set("scale_dtype", to_string(module.spec.scale_dtype));
     json.set("source", module.spec_source);
+    json.set("stored_path", module.stored_path);
+    json.set("row_begin", module.row_begin);
     json.set("linear_bias", module.has_linear_bias);
     json.set("bytes", module.bytes);
     json.set("decode_kernel", choice.reason.empty() ? Json(choice.decode) : Json());
@@ -255,7 +256,8 @@ void print_text(const Flags& flags, const Checkpoint& checkpoint, const Inspecto
       static_cast<long long>(config.num_attention_heads),
       static_cast<long long>(config.num_key_value_heads), static_cast<long long>(config.head_dim),
       static_cast<long long>(config.vocab_size), config.tie_word_embeddings ? " (tied head)" : "",
-      static_cast<long long>(config.max_position_embeddings)));
+      static_cast<long long>(config.context_length)));
+  for (const std::string& line : feature_lines(config)) out.line("  " + line);
   out.line("kernels for " + machine + ", activations " + to_string(inspector.activations()) + "\n");
 
   Table table({{"module"},
@@ -271,9 +273,14 @@ void print_text(const Flags& flags, const Checkpoint& checkpoint, const Inspecto
     const Choice choice = inspector.choose(module);
     if (!choice.reason.empty()) reasons.emplace(choice.reason, module.path);
     const bool same = choice.decode == choice.prefill;
-    table.row({module.path + (module.has_linear_bias ? " +bias" : ""), std::to_string(module.N),
-               std::to_string(module.K), spec_text(module.spec), module.spec_source,
-               std::to_string(module.bytes), choice.decode, same ? "same" : choice.prefill});
+    const std::string stored =
+        module.stored_path == module.path
+            ? ""
+            : " (of " + module.stored_path.substr(module.stored_path.rfind('.') + 1) + ")";
+    table.row({module.path + stored + (module.has_linear_bias ? " +bias" : ""),
+               std::to_string(module.N), std::to_string(module.K), spec_text(module.spec),
+               module.spec_source, std::to_string(module.bytes), choice.decode,
+               same ? "same" : choice.prefill});
   }
   out.write(table.text());
   for (const auto& [reason, path] : reasons) out.line("no kernel (" + path + "): " + reason);

@@ -100,7 +100,7 @@ std::vector<std::int32_t> read_tokens(const Flags& flags, const ModelConfig& con
     if (const auto at = text::find_invalid_utf8(text)) {
       fail_usage("the text is not valid UTF-8: byte " + std::to_string(*at));
     }
-    ids = value_or_throw(value_or_throw(Tokenizer::open(flags.model))->encode(text));
+    ids = value_or_throw(value_or_throw(Tokenizer::open(flags.model))->encode_prompt(text));
   }
   if (flags.positions > 0 && static_cast<std::int64_t>(ids.size()) > flags.positions) {
     ids.resize(static_cast<std::size_t>(flags.positions));
@@ -111,8 +111,7 @@ std::vector<std::int32_t> read_tokens(const Flags& flags, const ModelConfig& con
 
 // Positions that share one context: the whole text, cut where the model's context ends.
 std::int64_t window_size(const Flags& flags, const ModelConfig& config, std::int64_t tokens) {
-  const std::int64_t most =
-      config.max_position_embeddings > 0 ? config.max_position_embeddings : 4096;
+  const std::int64_t most = config.context_length > 0 ? config.context_length : 4096;
   if (flags.window > most) {
     fail_usage("--window " + std::to_string(flags.window) + " is past the " + std::to_string(most) +
                " positions the model was made for");

@@ -5,6 +5,9 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/qmlp)
 
 install(TARGETS qmlp EXPORT qmlpTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
                                         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(QMLP_BUILD_C)
+  install(TARGETS qmlp_c EXPORT qmlpTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(DIRECTORY include/qmlp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(EXPORT qmlpTargets NAMESPACE qmlp:: DESTINATION ${package_dir})
 
@@ -16,3 +19,15 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/qmlpConfigVersion.cmake
 install(FILES ${PROJECT_BINARY_DIR}/qmlpConfig.cmake ${PROJECT_BINARY_DIR}/qmlpConfigVersion.cmake
               cmake/FindPCRE2.cmake DESTINATION ${package_dir})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# For builds without CMake. The prefix is found from the file's own place, so a package may be moved.
+file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(pkgconfig_modules qmlp)
+if(QMLP_BUILD_C)
+  list(APPEND pkgconfig_modules qmlp_c)
+endif()
+foreach(module ${pkgconfig_modules})
+  configure_file(cmake/${module}.pc.in ${PROJECT_BINARY_DIR}/${module}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${module}.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

@@ -4,7 +4,7 @@
 
 # Library versions follow Debian 12. Each line is one package.
 build_packages=(g++ cmake ninja-build pkg-config libpcre2-dev nlohmann-json3-dev libcli11-dev)
-python_packages=(python3 python3-venv)
+python_packages=(python3 python3-dev python3-venv)
 test_packages=(libgtest-dev)
 lint_packages=(clang clang-format clang-tidy shellcheck)
 asan_packages=(clang libclang-rt-14-dev llvm)
@@ -108,8 +108,8 @@ ccache_arguments() {
   if command -v ccache >/dev/null; then echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
 }
 
-build() {  # preset
+build() {  # preset, cmake arguments
   # shellcheck disable=SC2046  # no argument or one
-  run cmake --preset "$1" $(ccache_arguments)
+  run cmake --preset "$@" $(ccache_arguments)
   run cmake --build --preset "$1" --parallel "$(nproc)"
 }

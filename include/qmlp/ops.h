@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "qmlp/plan.h"
 #include "qmlp/status.h"
@@ -38,8 +39,25 @@ struct PackedInfo {
 };
 PackedInfo packed_info(const PackedWeight& packed) noexcept;
 
+struct PackedShape {
+  std::int64_t N = 0;
+  std::int64_t K = 0;
+  int num_parts = 1;  // 2: gate and up
+  QuantSpec spec[2];  // of each part
+  DType activation = DType::bf16;
+};
+PackedShape packed_shape(const PackedWeight& packed) noexcept;
+
 // Row `row` of the weight, decoded and rounded to the plan's activation type: out holds K elements.
 Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept;
+
+// Rows [row_begin, row_begin + row_count) of one part (0, or 1 for up) as the source held them, bit
+// for bit: the inverse of pack. The spans hold what quant_sizes gives for row_count rows. Errors:
+// codes that were not kept, since some blocks are stored as decoded floats (packed_info); a weight
+// that is not in this machine's memory.
+Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
+                   std::int64_t row_count, std::span<std::byte> codes, std::span<std::byte> scales,
+                   std::span<std::byte> biases) noexcept;
 
 struct SwigluEpilogue {
   const std::byte* gate_bias = nullptr;  // activation type [intermediate], the layer's linear bias

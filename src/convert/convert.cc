@@ -56,7 +56,9 @@ Result<ConvertReport> convert(const std::string& source, const std::string& dest
               write_model(model, targets, options, folder.path(), kMaxShardBytes, *pool));
   // What was written must be what the loader takes.
   if (const auto check = Checkpoint::open(folder.path()); !check) {
-    return Error{Errc::internal, concat("the result does not load: ", check.error().message)};
+    const Errc code = check.error().code;
+    return Error{code == Errc::unsupported ? code : Errc::internal,
+                 concat("the result does not load: ", check.error().message)};
   }
   QMLP_TRY(folder.commit());
   report.notes = std::move(notes);

@@ -18,20 +18,33 @@ struct GgmlType {
 // Null when no such type is known.
 const GgmlType* find_ggml_type(std::uint32_t id) noexcept;
 
-// The types whose blocks of 32 are affine groups: value = d * code + m, or d * (code - zero_code).
-struct AffineBlocks {
-  int bits = 0;
-  int zero_code = 0;  // when there is no m: the code that stands for 0, so that m = -zero_code * d
-  bool has_min = false;
-};
-inline constexpr int kAffineBlock = 32;
-std::optional<AffineBlocks> affine_blocks(std::uint32_t type) noexcept;
 // The types that are floats as they stand.
 std::optional<DType> ggml_float(std::uint32_t type) noexcept;
 
-// One row of `blocks` blocks of an affine type: 32 codes for each block in element order, and for
-// each block d and m as f16 bits (m is left alone without has_min).
-void decode_affine_row(std::uint32_t type, const std::byte* row, std::int64_t blocks,
-                       std::uint8_t* codes, std::uint16_t* d, std::uint16_t* m) noexcept;
+// The types whose values are scale * code + bias in groups of 32, with codes of `bits` bits.
+// `scale_dtype` holds every scale exactly, and every bias that is in its range: f16, or f32 where a
+// scale is the product of an f16 and a small integer (Q4_K, Q5_K).
+struct AffineType {
+  int bits = 0;
+  DType scale_dtype = DType::f16;
+};
+inline constexpr int kAffineGroup = 32;
+std::optional<AffineType> affine_type(std::uint32_t type) noexcept;
+// One row of K elements: a code for each element, a scale and a bias for each group.
+void decode_affine_row(std::uint32_t type, const std::byte* row, std::int64_t K,
+                       std::uint8_t* codes, float* scales, float* biases) noexcept;
+
+// Whether a scale or a bias of the row may pass f16's range; looks at block headers alone.
+bool may_pass_f16(std::uint32_t type, const std::byte* row, std::int64_t K) noexcept;
+
+// The types that are neither, yet decode to f32. They are quantized anew: the smallest width of the
+// affine format that is no less than the bits that the type spends on a weight.
+std::optional<int> requantized_bits(std::uint32_t type) noexcept;
+// One row of K elements of such a type.
+void decode_row(std::uint32_t type, const std::byte* row, std::int64_t K, float* values) noexcept;
+
+// The names of all types that one of the functions above takes.
+inline constexpr const char* kSupportedTypes =
+    "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
 
 }  // namespace qmlp

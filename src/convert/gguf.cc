@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "convert/ggml_types.h"
 #include "io/files.h"
+#include "text/quote.h"
 
 namespace qmlp {
 namespace {
@@ -35,6 +36,9 @@ constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::uint32_t kMaxDims = 4;
 constexpr std::uint64_t kMaxName = 65535;
 
+// Of a name for a message.
+std::string_view shortened(std::string_view name) { return name.substr(0, 60); }
+
 // Reads little-endian values front to back; every error names the byte where it happened.
 class Reader {
  public:
@@ -50,7 +54,7 @@ class Reader {
   template <class T>
   Result<T> read(std::string_view name) {
     if (left() < sizeof(T)) {
-      return error(concat("the file ends inside ", name, ": truncated?"));
+      return error(concat("the file ends inside ", shortened(name), ": truncated?"));
     }
     T value;
     std::memcpy(&value, bytes_.data() + offset_, sizeof(T));
@@ -62,13 +66,21 @@ class Reader {
     QMLP_ASSIGN(const std::uint64_t length, read<std::uint64_t>(name));
     if (length > left()) {
       return error_at(offset_ - 8,
-                      concat(name, ": length ", length, " passes the end of the file, ", left(),
-                             " bytes are left"));
+                      concat(shortened(name), ": length ", length, " passes the end of the file, ",
+                             left(), " bytes are left"));
     }
     const std::string_view value(reinterpret_cast<const char*>(bytes_.data()) + offset_,
                                  static_cast<std::size_t>(length));
     offset_ += length;
     return value;
+  }
+
+  // The next `size` bytes, which are known to be there.
+  std::span<const std::byte> take(std::uint64_t size) {
+    const auto out =
+        bytes_.subspan(static_cast<std::size_t>(offset_), static_cast<std::size_t>(size));
+    offset_ += size;
+    return out;
   }
 
  private:
@@ -95,22 +107,16 @@ template <class T>
 Result<GgufValue> read_numbers(Reader& reader, std::string_view key, std::uint64_t count) {
   if (count > reader.left() / sizeof(T)) {
     return reader.error(
-        concat("'", key, "': an array of ", count, " elements passes the end of the file"));
+        concat(text::quote(key), ": an array of ", count, " elements passes the end of the file"));
   }
-  using Element = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>;
-  std::vector<Element> values;
-  values.reserve(static_cast<std::size_t>(count));
-  for (std::uint64_t i = 0; i < count; ++i) {
-    QMLP_ASSIGN(const T value, reader.read<T>(key));
-    values.push_back(static_cast<Element>(value));
-  }
-  return GgufValue{std::move(values)};
+  return GgufValue{GgufNumbers{reader.take(count * sizeof(T)), sizeof(T),
+                               std::is_floating_point_v<T>, std::is_signed_v<T>}};
 }
 
 Result<GgufValue> read_texts(Reader& reader, std::string_view key, std::uint64_t count) {
   if (count > reader.left() / 8) {
     return reader.error(
-        concat("'", key, "': an array of ", count, " strings passes the end of the file"));
+        concat(text::quote(key), ": an array of ", count, " strings passes the end of the file"));
   }
   std::vector<std::string_view> values;
   values.reserve(static_cast<std::size_t>(count));
@@ -151,7 +157,7 @@ Result<GgufValue> read_array(Reader& reader, std::string_view key) {
     case ValueType::array:
       break;
   }
-  return reader.error(concat("'", key, "': arrays of type ", type, " are not supported"));
+  return reader.error(concat(text::quote(key), ": arrays of type ", type, " are not supported"));
 }
 
 Result<GgufValue> read_value(Reader& reader, std::string_view key) {
@@ -179,7 +185,7 @@ Result<GgufValue> read_value(Reader& reader, std::string_view key) {
       return read_scalar<double>(reader, key);
     case ValueType::boolean: {
       QMLP_ASSIGN(const auto value, reader.read<std::uint8_t>(key));
-      if (value > 1) return reader.error(concat("'", key, "': boolean is ", int{value}));
+      if (value > 1) return reader.error(concat(text::quote(key), ": boolean is ", int{value}));
       return GgufValue{value == 1};
     }
     case ValueType::string: {
@@ -189,36 +195,39 @@ Result<GgufValue> read_value(Reader& reader, std::string_view key) {
     case ValueType::array:
       return read_array(reader, key);
   }
-  return reader.error(concat("'", key, "': value type ", type, " is unknown"));
+  return reader.error(concat(text::quote(key), ": value type ", type, " is unknown"));
 }
 
 // Names come from the file and go into one-line messages.
-Status check_name(const Reader& reader, std::string_view kind, std::string_view name) {
+Status check_name(const Reader& reader, std::uint64_t offset, std::string_view kind,
+                  std::string_view name) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) >= 0x20 && c != 0x7F;
   });
   if (!name.empty() && name.size() <= kMaxName && plain) return {};
-  return reader.error(
-      concat("a ", kind, " is empty, over ", kMaxName, " bytes long, or holds control characters"));
+  return reader.error_at(offset, concat("a ", kind, " is empty, over ", kMaxName,
+                                        " bytes long, or holds control characters"));
 }
 
 Result<GgufTensor> read_tensor_info(Reader& reader) {
   GgufTensor tensor;
+  tensor.info_begin = reader.offset();
   QMLP_ASSIGN(tensor.name, reader.text("a tensor's name"));
-  QMLP_TRY(check_name(reader, "tensor name", tensor.name));
-  const auto named = [&tensor](std::string_view rest) {
-    return concat("tensor '", tensor.name, "': ", rest);
+  QMLP_TRY(check_name(reader, tensor.info_begin, "tensor name", tensor.name));
+  const auto wrong = [&reader, &tensor](std::string_view rest) {
+    return reader.error_at(tensor.info_begin,
+                           concat("tensor ", text::quote(tensor.name), ": ", rest));
   };
   QMLP_ASSIGN(const auto dims, reader.read<std::uint32_t>(tensor.name));
   if (dims < 1 || dims > kMaxDims) {
-    return reader.error(named(concat("has ", dims, " dims, needs 1 to ", kMaxDims)));
+    return wrong(concat("has ", dims, " dims, needs 1 to ", kMaxDims));
   }
   std::uint64_t elements = 1;
   for (std::uint32_t i = 0; i < dims; ++i) {
     QMLP_ASSIGN(const auto dim, reader.read<std::uint64_t>(tensor.name));
     const auto product = checked_mul(elements, dim);
     if (dim < 1 || dim > std::uint64_t{1} << 40 || !product) {
-      return reader.error(named(concat("dim ", dim, " is 0 or too large")));
+      return wrong(concat("dim ", dim, " is 0 or too large"));
     }
     elements = *product;
     tensor.shape.insert(tensor.shape.begin(), static_cast<std::int64_t>(dim));
@@ -227,15 +236,15 @@ Result<GgufTensor> read_tensor_info(Reader& reader) {
   QMLP_ASSIGN(tensor.begin, reader.read<std::uint64_t>(tensor.name));
   const GgmlType* type = find_ggml_type(tensor.type);
   if (type == nullptr) {
-    return reader.error(named(concat("type ", tensor.type, " is unknown")));
+    return wrong(concat("type ", tensor.type, " is unknown"));
   }
   const auto row = static_cast<std::uint64_t>(tensor.row_length());
   if (row % type->block_elements != 0) {
-    return reader.error(named(concat("row length ", row, " is no multiple of ",
-                                     type->block_elements, ", the block of ", type->name)));
+    return wrong(concat("row length ", row, " is no multiple of ", type->block_elements,
+                        ", the block of ", type->name));
   }
   const auto bytes = checked_mul<std::uint64_t>(elements / type->block_elements, type->block_bytes);
-  if (!bytes) return reader.error(named("its size overflows 64 bits"));
+  if (!bytes) return wrong("its size overflows 64 bits");
   tensor.bytes = *bytes;
   return tensor;
 }
@@ -247,15 +256,18 @@ Status place_tensors(const Reader& reader, std::uint64_t alignment, std::uint64_
   std::vector<const GgufTensor*> order;
   for (GgufTensor& tensor : tensors) {
     if (tensor.begin % alignment != 0) {
-      return reader.error(concat("tensor '", tensor.name, "': offset ", tensor.begin,
-                                 " is no multiple of the alignment ", alignment));
+      return reader.error_at(tensor.info_begin,
+                             concat("tensor ", text::quote(tensor.name), ": offset ", tensor.begin,
+                                    " is no multiple of the alignment ", alignment));
     }
     const auto begin = checked_add(data_begin, tensor.begin);
     const auto end = checked_add(begin.value_or(0), tensor.bytes);
     if (!begin || !end || *end > file_bytes) {
-      return reader.error(concat("tensor '", tensor.name, "': needs ", tensor.bytes,
-                                 " bytes at offset ", tensor.begin, " of the data, the file holds ",
-                                 file_bytes, ": truncated?"));
+      return reader.error_at(
+          tensor.info_begin,
+          concat("tensor ", text::quote(tensor.name), ": needs ", tensor.bytes, " bytes at offset ",
+                 tensor.begin, " of the data, which begins at byte ", data_begin,
+                 ", the file holds ", file_bytes, ": truncated?"));
     }
     tensor.begin = *begin;
     order.push_back(&tensor);
@@ -264,9 +276,9 @@ Status place_tensors(const Reader& reader, std::uint64_t alignment, std::uint64_
             [](const GgufTensor* a, const GgufTensor* b) { return a->begin < b->begin; });
   for (std::size_t i = 1; i < order.size(); ++i) {
     if (order[i]->begin < order[i - 1]->begin + order[i - 1]->bytes) {
-      return reader.error_at(order[i]->begin, concat("tensor '", order[i]->name,
-                                                     "': its data overlaps that of tensor '",
-                                                     order[i - 1]->name, "'"));
+      return reader.error_at(order[i]->begin, concat("tensor ", text::quote(order[i]->name),
+                                                     ": its data overlaps that of tensor ",
+                                                     text::quote(order[i - 1]->name)));
     }
   }
   return {};
@@ -290,6 +302,27 @@ Status check_magic(Reader& reader, std::span<const std::byte> bytes, std::string
 }
 
 }  // namespace
+
+std::int64_t GgufNumbers::integer(std::size_t i) const noexcept {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, bytes.data() + i * element_bytes, element_bytes);
+  const unsigned unused = 64 - 8 * element_bytes;
+  if (is_signed) return static_cast<std::int64_t>(bits << unused) >> unused;
+  return static_cast<std::int64_t>(bits);
+}
+
+double GgufNumbers::number(std::size_t i) const noexcept {
+  if (!is_float) return static_cast<double>(integer(i));
+  const std::byte* const at = bytes.data() + i * element_bytes;
+  if (element_bytes == sizeof(double)) {
+    double value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  float value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
 
 std::optional<std::int64_t> GgufValue::integer() const noexcept {
   if (const auto* small = std::get_if<std::int64_t>(&value)) return *small;
@@ -329,8 +362,9 @@ Result<GgufFile> GgufFile::open(const std::string& path, bool use_mmap) {
                                " metadata keys cannot fit into the file: truncated?"));
   }
   for (std::uint64_t i = 0; i < num_keys; ++i) {
+    const std::uint64_t key_begin = reader.offset();
     QMLP_ASSIGN(const std::string_view key, reader.text("a metadata key"));
-    QMLP_TRY(check_name(reader, "metadata key", key));
+    QMLP_TRY(check_name(reader, key_begin, "metadata key", key));
     QMLP_ASSIGN(GgufValue value, read_value(reader, key));
     out.metadata_.emplace_back(key, std::move(value));
   }
@@ -338,7 +372,12 @@ Result<GgufFile> GgufFile::open(const std::string& path, bool use_mmap) {
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (std::size_t i = 1; i < out.metadata_.size(); ++i) {
     if (out.metadata_[i].first == out.metadata_[i - 1].first) {
-      return reader.error(concat("duplicate key '", out.metadata_[i].first, "'"));
+      // Keys borrow from the file: the later text of the two is the repetition.
+      const char* const at =
+          std::max(out.metadata_[i].first.data(), out.metadata_[i - 1].first.data());
+      return reader.error_at(
+          static_cast<std::uint64_t>(at - reinterpret_cast<const char*>(bytes.data())),
+          concat("duplicate key ", text::quote(out.metadata_[i].first)));
     }
   }
   std::uint64_t alignment = kDefaultAlignment;
@@ -359,7 +398,8 @@ Result<GgufFile> GgufFile::open(const std::string& path, bool use_mmap) {
             [](const GgufTensor& a, const GgufTensor& b) { return a.name < b.name; });
   for (std::size_t i = 1; i < out.tensors_.size(); ++i) {
     if (out.tensors_[i].name == out.tensors_[i - 1].name) {
-      return reader.error(concat("duplicate tensor '", out.tensors_[i].name, "'"));
+      return reader.error_at(std::max(out.tensors_[i].info_begin, out.tensors_[i - 1].info_begin),
+                             concat("duplicate tensor ", text::quote(out.tensors_[i].name)));
     }
   }
   return out;

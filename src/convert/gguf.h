@@ -15,10 +15,22 @@
 
 namespace qmlp {
 
+// An array of numbers as the file stores it; borrows from the file.
+struct GgufNumbers {
+  std::span<const std::byte> bytes;
+  std::uint32_t element_bytes = 1;
+  bool is_float = false;
+  bool is_signed = false;
+
+  std::size_t size() const noexcept { return bytes.size() / element_bytes; }
+  std::int64_t integer(std::size_t i) const noexcept;  // of an array of integers
+  double number(std::size_t i) const noexcept;
+};
+
 // One metadata value. Text borrows from the file and may be any bytes.
 struct GgufValue {
   std::variant<std::uint64_t, std::int64_t, float, double, bool, std::string_view,
-               std::vector<std::string_view>, std::vector<std::int64_t>, std::vector<double>>
+               std::vector<std::string_view>, GgufNumbers>
       value;
 
   std::optional<std::int64_t> integer() const noexcept;  // any integer type that fits
@@ -28,8 +40,9 @@ struct GgufValue {
   const std::vector<std::string_view>* texts() const noexcept {
     return std::get_if<std::vector<std::string_view>>(&value);
   }
-  const std::vector<std::int64_t>* integers() const noexcept {
-    return std::get_if<std::vector<std::int64_t>>(&value);
+  const GgufNumbers* numbers() const noexcept { return std::get_if<GgufNumbers>(&value); }
+  const GgufNumbers* integers() const noexcept {
+    return numbers() == nullptr || numbers()->is_float ? nullptr : numbers();
   }
 };
 
@@ -39,6 +52,8 @@ struct GgufTensor {
   std::uint32_t type = 0;
   std::uint64_t begin = 0;  // byte of the file
   std::uint64_t bytes = 0;
+  std::uint64_t info_begin = 0;  // byte of the file where its description stands
+  std::uint32_t part = 0;        // of a split model, the file
 
   std::int64_t row_length() const noexcept { return shape.back(); }
 };
@@ -51,6 +66,9 @@ class GgufFile {
 
   const std::string& path() const noexcept { return file_.path(); }
   const GgufValue* find(std::string_view key) const noexcept;
+  const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const noexcept {
+    return metadata_;
+  }
   const std::vector<GgufTensor>& tensors() const noexcept { return tensors_; }
   const GgufTensor* find_tensor(std::string_view name) const noexcept;
   std::span<const std::byte> data(const GgufTensor& tensor) const noexcept {

@@ -1,100 +1,54 @@
 #include "convert/gguf_tokenizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string_view>
 
 #include "base/concat.h"
 #include "base/try.h"
+#include "convert/gguf_pre_tokenizers.h"
+#include "convert/sentencepiece_merges.h"
 #include "io/json.h"
+#include "text/quote.h"
 #include "text/utf8.h"
 
 namespace qmlp {
 namespace {
 
-// Token types of llama.cpp's vocabularies.
-constexpr std::int64_t kControl = 3;
-constexpr std::int64_t kUserDefined = 4;
-
-// How Hugging Face's tokenizer.json spells the pre-tokenizers that llama.cpp knows by name.
-struct PreTokenizer {
-  std::string_view name;
-  const char* split_regex;  // null: the byte-level step's own (GPT-2's)
-  bool digits = false;      // every digit alone
-  bool nfc = false;
-  bool ignore_merges = false;  // a whole word in the vocabulary is taken as it is
-};
-constexpr const char* kLlama3Regex =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-constexpr const char* kQwen2Regex =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-constexpr PreTokenizer kPreTokenizers[] = {
-    {"gpt-2", nullptr, false, false, false},      {"default", nullptr, false, false, false},
-    {"smollm", nullptr, true, false, false},      {"llama-bpe", kLlama3Regex, false, false, true},
-    {"llama3", kLlama3Regex, false, false, true}, {"llama-v3", kLlama3Regex, false, false, true},
-    {"qwen2", kQwen2Regex, false, true, false},
+// llama.cpp's token types.
+enum TokenType : std::int64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kByte = 6,
 };
 
-Json object(std::initializer_list<std::pair<const char*, Json>> members) {
-  JsonObject out;
-  for (const auto& [name, value] : members) out.append(name, value);
-  return Json(std::move(out));
-}
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 
-Json byte_level(bool add_prefix_space, bool use_regex) {
-  return object({{"type", "ByteLevel"},
-                 {"add_prefix_space", add_prefix_space},
-                 {"trim_offsets", true},
-                 {"use_regex", use_regex}});
-}
-
-Json pre_tokenizer_json(const PreTokenizer& pre) {
-  if (pre.split_regex == nullptr && !pre.digits) return byte_level(false, true);
-  JsonArray steps;
-  if (pre.digits) steps.push_back(object({{"type", "Digits"}, {"individual_digits", true}}));
-  if (pre.split_regex != nullptr) {
-    steps.push_back(object({{"type", "Split"},
-                            {"pattern", object({{"Regex", pre.split_regex}})},
-                            {"behavior", "Isolated"},
-                            {"invert", false}}));
-  }
-  steps.push_back(byte_level(false, pre.split_regex == nullptr));
-  return object({{"type", "Sequence"}, {"pretokenizers", Json(std::move(steps))}});
-}
-
-// Puts the first token in front of every text, as the model was trained.
-Json add_bos_json(std::string_view token, std::int64_t id) {
-  const auto special = [token] {
-    return object({{"SpecialToken", object({{"id", token}, {"type_id", 0}})}});
-  };
-  const auto sequence = [](const char* name, int type) {
-    return object({{"Sequence", object({{"id", name}, {"type_id", type}})}});
-  };
-  JsonArray single{special(), sequence("A", 0)};
-  JsonArray pair{special(), sequence("A", 0), special(), sequence("B", 1)};
-  JsonObject tokens;
-  tokens.append(std::string(token), object({{"id", token},
-                                            {"ids", Json(JsonArray{Json(id)})},
-                                            {"tokens", Json(JsonArray{Json(token)})}}));
-  return object({{"type", "TemplateProcessing"},
-                 {"single", Json(std::move(single))},
-                 {"pair", Json(std::move(pair))},
-                 {"special_tokens", Json(std::move(tokens))}});
-}
+// Control tokens that end a turn or a text wherever they are in a vocabulary. Files often name one
+// end token only.
+constexpr std::string_view kEndTexts[] = {"<|eot_id|>",   "<|im_end|>",    "<|eom_id|>",
+                                          "<|end|>",      "<|endoftext|>", "<|end_of_text|>",
+                                          "<end_of_turn>"};
 
 class Builder {
  public:
-  explicit Builder(const GgufFile& file) : file_(file) {}
+  explicit Builder(const GgufModel& file) : file_(file) {}
 
   Result<GgufTokenizer> build() {
     QMLP_TRY(read_model());
-    QMLP_TRY(read_pre_tokenizer());
     QMLP_TRY(read_tokens());
-    QMLP_TRY(read_merges());
+    if (sentencepiece_) {
+      QMLP_TRY(read_pieces());
+    } else {
+      QMLP_TRY(read_pre_tokenizer());
+      QMLP_TRY(read_merges());
+    }
     QMLP_TRY(read_special_ids());
-    out_.files.emplace_back("tokenizer.json", tokenizer_json().dump(1));
+    QMLP_ASSIGN(const Json tokenizer, tokenizer_json());
+    out_.files.emplace_back("tokenizer.json", tokenizer.dump(1));
     QMLP_ASSIGN(const Json config, tokenizer_config());
     out_.files.emplace_back("tokenizer_config.json", config.dump(2) + "\n");
     out_.files.emplace_back("generation_config.json", generation_config().dump(2) + "\n");
@@ -111,9 +65,12 @@ class Builder {
     if (value == nullptr || value->text() == nullptr) {
       return error(Errc::corrupt_file, "tokenizer.ggml.model is missing or not a string");
     }
-    if (*value->text() != "gpt2") {
-      return error(Errc::unsupported, concat("tokenizer.ggml.model '", *value->text(),
-                                             "' is not supported, only 'gpt2' (byte-level BPE)"));
+    sentencepiece_ = *value->text() == "llama";
+    if (!sentencepiece_ && *value->text() != "gpt2") {
+      return error(Errc::unsupported,
+                   concat("tokenizer.ggml.model ", text::quote(*value->text()),
+                          " is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
+                          "(SentencePiece BPE)"));
     }
     return {};
   }
@@ -124,14 +81,10 @@ class Builder {
       return error(Errc::corrupt_file, "tokenizer.ggml.pre is not a string");
     }
     const std::string_view name = value != nullptr ? *value->text() : "default";
-    std::string known;
-    for (const PreTokenizer& pre : kPreTokenizers) {
-      if (pre.name == name) pre_ = &pre;
-      known += concat(known.empty() ? "" : ", ", pre.name);
-    }
+    pre_ = find_pre_tokenizer(name);
     if (pre_ == nullptr) {
-      return error(Errc::unsupported,
-                   concat("tokenizer.ggml.pre '", name, "' is not supported, only ", known));
+      return error(Errc::unsupported, concat("tokenizer.ggml.pre ", text::quote(name),
+                                             " is not supported, only ", known_pre_tokenizers()));
     }
     if (name == "default") {
       out_.notes.push_back("the file names no pre-tokenizer: GPT-2's is assumed");
@@ -155,7 +108,7 @@ class Builder {
     std::sort(sorted.begin(), sorted.end());
     const auto repeated = std::adjacent_find(sorted.begin(), sorted.end());
     if (repeated != sorted.end()) {
-      return error(Errc::corrupt_file, concat("token ", Json(*repeated).dump(), " is there twice"));
+      return error(Errc::corrupt_file, concat("token ", text::quote(*repeated), " is there twice"));
     }
     const GgufValue* types = file_.find("tokenizer.ggml.token_type");
     if (types == nullptr) return {};
@@ -173,45 +126,87 @@ class Builder {
     if (value == nullptr || value->texts() == nullptr) {
       return error(Errc::corrupt_file, "tokenizer.ggml.merges is missing or no array of strings");
     }
-    merges_ = value->texts();
-    for (std::size_t i = 0; i < merges_->size(); ++i) {
-      const std::string_view merge = (*merges_)[i];
+    const std::vector<std::string_view>& merges = *value->texts();
+    for (std::size_t i = 0; i < merges.size(); ++i) {
+      const std::string_view merge = merges[i];
+      // A token may itself begin with a space, so that the separator is the first one after that.
       if (merge.find(' ', 1) == std::string_view::npos || text::find_invalid_utf8(merge)) {
         return error(Errc::corrupt_file,
                      concat("merge ", i, " is not two UTF-8 tokens with a space between"));
       }
+      merges_.emplace_back(merge);
     }
     return {};
   }
 
-  Result<std::optional<std::int64_t>> token_id(std::string_view key) const {
+  // The merges of a SentencePiece BPE follow from the scores of its pieces. Only normal pieces are
+  // made by merging: the others would turn text that spells them into them.
+  Status read_pieces() {
+    const GgufValue* value = file_.find("tokenizer.ggml.scores");
+    const GgufNumbers* scores = value != nullptr ? value->numbers() : nullptr;
+    if (scores == nullptr || scores->size() != tokens_->size()) {
+      return error(Errc::corrupt_file,
+                   concat("tokenizer.ggml.scores: needs one number for each of ", tokens_->size(),
+                          " tokens"));
+    }
+    std::vector<ScoredPiece> pieces;
+    for (std::size_t id = 0; id < tokens_->size(); ++id) {
+      const double score = scores->number(id);
+      if (!std::isfinite(score)) {
+        return error(Errc::corrupt_file,
+                     concat("tokenizer.ggml.scores: that of token ", id, " is not finite"));
+      }
+      const std::string_view text = (*tokens_)[id];
+      if (type(id) == kByte) has_bytes_ = true;
+      // Text has no spaces left when its pieces are looked up.
+      if (type(id) != kNormal || text.empty() || text.find(' ') != text.npos) continue;
+      pieces.push_back({text, static_cast<std::int64_t>(id), score});
+    }
+    for (const PieceMerge& merge : sentencepiece_merges(pieces)) {
+      merges_.emplace_back(concat(merge.left, " ", merge.right));
+    }
+    return {};
+  }
+
+  // The id that a key states. Without the key `otherwise`, if the vocabulary is so large.
+  Result<std::optional<std::int64_t>> token_id(std::string_view key,
+                                               std::int64_t otherwise = -1) const {
     const GgufValue* value = file_.find(key);
-    if (value == nullptr) return std::optional<std::int64_t>();
+    if (value == nullptr) {
+      if (otherwise < 0 || otherwise >= out_.num_tokens) return std::optional<std::int64_t>();
+      return std::optional(otherwise);
+    }
     const auto id = value->integer();
-    if (!id || *id < 0 || *id >= static_cast<std::int64_t>(tokens_->size())) {
+    if (!id || *id < 0 || *id >= out_.num_tokens) {
       return error(Errc::corrupt_file, concat(key, " is not a token id below ", tokens_->size()));
     }
     return id;
   }
 
-  bool is_control(std::size_t id) const { return types_ != nullptr && (*types_)[id] == kControl; }
+  std::int64_t type(std::size_t id) const {
+    return types_ != nullptr ? types_->integer(id) : std::int64_t{kNormal};
+  }
+  std::string_view token(std::int64_t id) const { return (*tokens_)[static_cast<std::size_t>(id)]; }
 
   Status read_special_ids() {
-    QMLP_ASSIGN(out_.bos_token_id, token_id("tokenizer.ggml.bos_token_id"));
+    // llama.cpp's ids of <unk>, <s> and </s> where a SentencePiece file names none.
+    QMLP_ASSIGN(bos_, token_id("tokenizer.ggml.bos_token_id", sentencepiece_ ? 1 : -1));
+    QMLP_ASSIGN(eos_, token_id("tokenizer.ggml.eos_token_id", sentencepiece_ ? 2 : -1));
+    QMLP_ASSIGN(unk_, token_id("tokenizer.ggml.unknown_token_id", sentencepiece_ ? 0 : -1));
+    out_.bos_token_id = bos_;
     std::vector<std::int64_t>& ends = out_.eos_token_ids;
     const auto add_end = [&ends](std::int64_t id) {
       if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
     };
-    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                            "tokenizer.ggml.eom_token_id"}) {
+    if (eos_) add_end(*eos_);
+    for (const char* key : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
       QMLP_ASSIGN(const std::optional<std::int64_t> id, token_id(key));
       if (id) add_end(*id);
     }
-    // Files often name one end token only; these texts end a turn wherever they are control tokens.
     for (std::size_t id = 0; id < tokens_->size(); ++id) {
-      if (!is_control(id)) continue;
-      const std::string_view text = (*tokens_)[id];
-      if (text == "<|eot_id|>" || text == "<|im_end|>" || text == "<|eom_id|>") {
+      if (type(id) != kControl) continue;
+      if (std::find(std::begin(kEndTexts), std::end(kEndTexts), (*tokens_)[id]) !=
+          std::end(kEndTexts)) {
         add_end(static_cast<std::int64_t>(id));
       }
     }
@@ -219,67 +214,133 @@ class Builder {
     return {};
   }
 
-  bool adds_bos() const {
-    const GgufValue* value = file_.find("tokenizer.ggml.add_bos_token");
-    return value != nullptr && value->boolean() == true && out_.bos_token_id.has_value();
+  Result<bool> flag(std::string_view key, bool otherwise) const {
+    const GgufValue* value = file_.find(key);
+    if (value == nullptr) return otherwise;
+    if (const auto found = value->boolean()) return *found;
+    return error(Errc::corrupt_file, concat(key, " is not a boolean"));
   }
 
-  Json tokenizer_json() const {
+  // llama.cpp strips the spaces that follow a special token of the Phi-3 models, which it knows by
+  // the model's name; their own tokenizer.json says so for each token.
+  bool strips_after(std::string_view text) const {
+    const GgufValue* value = file_.find("general.name");
+    if (!sentencepiece_ || value == nullptr || value->text() == nullptr) return false;
+    std::string name(*value->text());
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    const bool phi3 = name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
+    return phi3 && text != "<unk>" && text != "<s>" && text != "<|endoftext|>";
+  }
+
+  // What is put around every text, as the model was trained. Null when nothing is.
+  Result<Json> post_processor() const {
+    QMLP_ASSIGN(const bool add_bos,
+                flag("tokenizer.ggml.add_bos_token", sentencepiece_ || pre_->adds_bos));
+    QMLP_ASSIGN(const bool add_eos, flag("tokenizer.ggml.add_eos_token", false));
+    JsonObject tokens;
+    JsonArray single;
+    JsonArray pair;
+    const auto special = [&](std::optional<std::int64_t> id, int type) {
+      if (!id) return;
+      const Json step =
+          json_object({{"SpecialToken", json_object({{"id", token(*id)}, {"type_id", type}})}});
+      if (type == 0) single.push_back(step);
+      pair.push_back(step);
+      tokens.set(std::string(token(*id)), json_object({{"id", token(*id)},
+                                                       {"ids", Json(JsonArray{Json(*id)})},
+                                                       {"tokens", Json(JsonArray{token(*id)})}}));
+    };
+    for (int type = 0; type < 2; ++type) {
+      if (add_bos) special(bos_, type);
+      const Json step = json_object(
+          {{"Sequence", json_object({{"id", type == 0 ? "A" : "B"}, {"type_id", type}})}});
+      if (type == 0) single.push_back(step);
+      pair.push_back(step);
+      if (add_eos) special(eos_, type);
+    }
+    if (tokens.size() == 0) return Json();
+    return json_object({{"type", "TemplateProcessing"},
+                        {"single", Json(std::move(single))},
+                        {"pair", Json(std::move(pair))},
+                        {"special_tokens", Json(std::move(tokens))}});
+  }
+
+  static Json replace(std::string_view from, std::string_view to) {
+    return json_object(
+        {{"type", "Replace"}, {"pattern", json_object({{"String", from}})}, {"content", to}});
+  }
+
+  static Json normalizer(bool space_prefix) {
+    if (!space_prefix) return replace(" ", kSpaceMark);
+    return json_object(
+        {{"type", "Sequence"},
+         {"normalizers", Json(JsonArray{json_object({{"type", "Prepend"}, {"prepend", kSpaceMark}}),
+                                        replace(" ", kSpaceMark)})}});
+  }
+
+  static Json decoder(bool space_prefix) {
+    JsonArray steps{replace(kSpaceMark, " "), json_object({{"type", "ByteFallback"}}),
+                    json_object({{"type", "Fuse"}})};
+    if (space_prefix) {
+      steps.push_back(
+          json_object({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}));
+    }
+    return json_object({{"type", "Sequence"}, {"decoders", Json(std::move(steps))}});
+  }
+
+  Result<Json> tokenizer_json() {
     JsonArray added;
     JsonObject vocab;
     for (std::size_t id = 0; id < tokens_->size(); ++id) {
       const std::string_view text = (*tokens_)[id];
       vocab.append(std::string(text), Json(static_cast<std::int64_t>(id)));
-      const std::int64_t type = types_ != nullptr ? (*types_)[id] : 1;
-      if (type != kControl && type != kUserDefined) continue;
-      added.push_back(object({{"id", static_cast<std::int64_t>(id)},
-                              {"content", text},
-                              {"single_word", false},
-                              {"lstrip", false},
-                              {"rstrip", false},
-                              {"normalized", false},
-                              {"special", type == kControl}}));
+      const bool special = type(id) == kControl || (sentencepiece_ && type(id) == kUnknown);
+      if ((!special && type(id) != kUserDefined) || text.empty()) continue;
+      added.push_back(json_object({{"id", static_cast<std::int64_t>(id)},
+                                   {"content", text},
+                                   {"single_word", false},
+                                   {"lstrip", false},
+                                   {"rstrip", strips_after(text)},
+                                   {"normalized", false},
+                                   {"special", special}}));
     }
-    JsonArray merges;
-    for (const std::string_view merge : *merges_) merges.emplace_back(merge);
-    return object(
+    QMLP_ASSIGN(Json post, post_processor());
+    QMLP_ASSIGN(const bool space_prefix, flag("tokenizer.ggml.add_space_prefix", sentencepiece_));
+    Json normalize;
+    if (sentencepiece_) normalize = normalizer(space_prefix);
+    if (!sentencepiece_ && pre_->nfc) normalize = json_object({{"type", "NFC"}});
+    return json_object(
         {{"version", "1.0"},
          {"truncation", Json()},
          {"padding", Json()},
          {"added_tokens", Json(std::move(added))},
-         {"normalizer", pre_->nfc ? object({{"type", "NFC"}}) : Json()},
-         {"pre_tokenizer", pre_tokenizer_json(*pre_)},
-         {"post_processor",
-          adds_bos() ? add_bos_json((*tokens_)[static_cast<std::size_t>(*out_.bos_token_id)],
-                                    *out_.bos_token_id)
-                     : Json()},
-         {"decoder", byte_level(true, true)},
-         {"model", object({{"type", "BPE"},
-                           {"dropout", Json()},
-                           {"unk_token", Json()},
-                           {"continuing_subword_prefix", Json()},
-                           {"end_of_word_suffix", Json()},
-                           {"fuse_unk", false},
-                           {"byte_fallback", false},
-                           {"ignore_merges", pre_->ignore_merges},
-                           {"vocab", Json(std::move(vocab))},
-                           {"merges", Json(std::move(merges))}})}});
+         {"normalizer", std::move(normalize)},
+         {"pre_tokenizer", sentencepiece_ ? Json() : pre_tokenizer_json(*pre_)},
+         {"post_processor", std::move(post)},
+         {"decoder", sentencepiece_ ? decoder(space_prefix) : byte_level_json(true, true)},
+         {"model", json_object({{"type", "BPE"},
+                                {"dropout", Json()},
+                                {"unk_token", sentencepiece_ && unk_ ? Json(token(*unk_)) : Json()},
+                                {"continuing_subword_prefix", Json()},
+                                {"end_of_word_suffix", Json()},
+                                {"fuse_unk", sentencepiece_},
+                                {"byte_fallback", has_bytes_},
+                                {"ignore_merges", !sentencepiece_ && pre_->ignore_merges},
+                                {"vocab", Json(std::move(vocab))},
+                                {"merges", Json(std::move(merges_))}})}});
   }
 
   Result<Json> tokenizer_config() {
     JsonObject config;
     config.append("tokenizer_class", "PreTrainedTokenizerFast");
-    constexpr std::pair<const char*, const char*> kNamed[] = {
-        {"bos_token", "tokenizer.ggml.bos_token_id"},
-        {"eos_token", "tokenizer.ggml.eos_token_id"},
-        {"unk_token", "tokenizer.ggml.unknown_token_id"},
-        {"pad_token", "tokenizer.ggml.padding_token_id"},
-    };
-    for (const auto& [name, key] : kNamed) {
-      QMLP_ASSIGN(const std::optional<std::int64_t> id, token_id(key));
-      if (id) config.append(name, (*tokens_)[static_cast<std::size_t>(*id)]);
+    QMLP_ASSIGN(const std::optional<std::int64_t> pad, token_id("tokenizer.ggml.padding_token_id"));
+    const std::pair<const char*, std::optional<std::int64_t>> named[] = {
+        {"bos_token", bos_}, {"eos_token", eos_}, {"unk_token", unk_}, {"pad_token", pad}};
+    for (const auto& [name, id] : named) {
+      if (id) config.append(name, token(*id));
     }
-    config.append("add_prefix_space", false);
+    if (!sentencepiece_) config.append("add_prefix_space", false);
     config.append("clean_up_tokenization_spaces", false);
     const GgufValue* chat = file_.find("tokenizer.chat_template");
     if (chat == nullptr) {
@@ -306,16 +367,21 @@ class Builder {
     return Json(std::move(config));
   }
 
-  const GgufFile& file_;
-  const PreTokenizer* pre_ = nullptr;
+  const GgufModel& file_;
+  bool sentencepiece_ = false;
+  const PreTokenizer* pre_ = nullptr;  // of a byte-level BPE
+  bool has_bytes_ = false;             // the vocabulary has tokens for bytes
   const std::vector<std::string_view>* tokens_ = nullptr;
-  const std::vector<std::int64_t>* types_ = nullptr;
-  const std::vector<std::string_view>* merges_ = nullptr;
+  const GgufNumbers* types_ = nullptr;
+  JsonArray merges_;
+  std::optional<std::int64_t> bos_;
+  std::optional<std::int64_t> eos_;
+  std::optional<std::int64_t> unk_;
   GgufTokenizer out_;
 };
 
 }  // namespace
 
-Result<GgufTokenizer> read_gguf_tokenizer(const GgufFile& file) { return Builder(file).build(); }
+Result<GgufTokenizer> read_gguf_tokenizer(const GgufModel& file) { return Builder(file).build(); }
 
 }  // namespace qmlp

@@ -15,9 +15,17 @@ struct ShortName {
   std::string_view module;  // the last component of the path
 };
 constexpr ShortName kShortNames[] = {
-    {"gate", "gate_proj"}, {"up", "up_proj"},         {"down", "down_proj"},
-    {"q", "q_proj"},       {"k", "k_proj"},           {"v", "v_proj"},
-    {"o", "o_proj"},       {"embed", "embed_tokens"}, {"head", "lm_head"},
+    {"gate", "gate_proj"},
+    {"up", "up_proj"},
+    {"down", "down_proj"},
+    {"q", "q_proj"},
+    {"k", "k_proj"},
+    {"v", "v_proj"},
+    {"o", "o_proj"},
+    {"embed", "embed_tokens"},
+    {"head", "lm_head"},
+    {"qkv", "qkv_proj"},
+    {"gate_up", "gate_up_proj"},
 };
 
 bool glob(std::string_view pattern, std::string_view text) noexcept {

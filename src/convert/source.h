@@ -27,8 +27,11 @@ struct SourceMatrix {
   std::string path;  // module path, such as "model.layers.0.mlp.gate_proj"
   std::int64_t N = 0;
   std::int64_t K = 0;
-  QuantSpec spec;  // of the native form
+  QuantSpec spec;  // that it is written in unless a pattern says otherwise
+  // The weight as the source stores it: of `spec`, but scales and biases may be wider.
   std::function<Result<NativeWeight>()> read;
+  // Where the source's form is none of ours, in place of `read`: rows [begin, end) as f32.
+  std::function<void(std::int64_t begin, std::int64_t end, float* values)> decode;
   std::function<void()> release;  // the source's pages are no longer needed; may be empty
 };
 
@@ -46,7 +49,6 @@ struct SourceModel {
   std::vector<SourceVector> vectors;
   std::vector<std::pair<std::string, std::string>> files;  // name and contents, beside the weights
   std::vector<std::string> notes;
-  bool lossless = true;         // the native forms hold exactly the source's values
   std::shared_ptr<void> owner;  // what the readers borrow from
 };
 

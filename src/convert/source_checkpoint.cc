@@ -38,7 +38,7 @@ Result<SourceModel> open_checkpoint_source(const std::string& path) {
   model.config.erase("quantization");
   model.config.erase("quantization_config");
 
-  for (const ModuleInfo& info : checkpoint->modules()) {
+  for (const ModuleInfo& info : checkpoint->stored_modules()) {
     SourceMatrix matrix;
     matrix.path = info.path;
     matrix.N = info.N;

@@ -16,6 +16,7 @@ MatrixTarget choose_target(const SourceMatrix& matrix, const ConvertOptions& opt
   MatrixTarget target;
   target.source = &matrix;
   target.spec = matrix.spec;
+  target.keep = !matrix.decode;
   if (!matrix.spec.is_dense() && options.scale_dtype)
     target.spec.scale_dtype = *options.scale_dtype;
   const QuantPattern* chosen = nullptr;
@@ -39,10 +40,29 @@ MatrixTarget choose_target(const SourceMatrix& matrix, const ConvertOptions& opt
                                                            matrix.spec.group_size)));
     return target;
   }
-  target.keep = !matrix.spec.is_dense() && wanted.bits == matrix.spec.bits &&
+  target.keep = !matrix.decode && !matrix.spec.is_dense() && wanted.bits == matrix.spec.bits &&
                 wanted.group_size == matrix.spec.group_size;
   target.spec = wanted;
   return target;
+}
+
+// Why a short name may match nothing.
+std::string_view hint(const SourceModel& model, std::string_view pattern) {
+  if (pattern == "head") return " (its head is the embedding: use embed)";
+  const auto ends = [&model](std::string_view name) {
+    for (const SourceMatrix& matrix : model.matrices) {
+      const std::string_view path = matrix.path;
+      if (path.size() >= name.size() && path.substr(path.size() - name.size()) == name) return true;
+    }
+    return false;
+  };
+  if ((pattern == "gate" || pattern == "up") && ends(".gate_up_proj")) {
+    return " (its gate and up are stored as one: use gate_up)";
+  }
+  if ((pattern == "q" || pattern == "k" || pattern == "v") && ends(".qkv_proj")) {
+    return " (its q, k and v are stored as one: use qkv)";
+  }
+  return "";
 }
 
 }  // namespace
@@ -66,9 +86,9 @@ Result<std::vector<MatrixTarget>> choose_targets(const SourceModel& model,
   for (std::size_t i = 0; i < pattern_used.size(); ++i) {
     if (pattern_used[i]) continue;
     const std::string& pattern = options.patterns[i].pattern;
-    return Error{Errc::invalid_argument,
-                 concat("--bits '", pattern, "': matches no module of this model",
-                        pattern == "head" ? " (its head is the embedding: use embed)" : "")};
+    return Error{
+        Errc::invalid_argument,
+        concat("--bits '", pattern, "': matches no module of this model", hint(model, pattern))};
   }
   return targets;
 }

@@ -89,7 +89,8 @@ bool change_type(std::span<const std::byte> from, DType from_type, std::vector<s
   return true;
 }
 
-// Decodes a weight to f32 and quantizes it anew, a few rows a task.
+// Decodes a weight to f32 and quantizes it anew, a few rows a task. `native` is the weight where
+// the source has no `decode`.
 Status quantize_matrix(const SourceMatrix& matrix, const QuantizedTensorView& native,
                        const QuantSpec& spec, ThreadPool& pool, QuantizedTensor& out) {
   QMLP_ASSIGN(const QuantSizes sizes, quant_sizes(matrix.N, matrix.K, spec));
@@ -111,7 +112,12 @@ Status quantize_matrix(const SourceMatrix& matrix, const QuantizedTensorView& na
     const std::int64_t rows = std::min(kRowsPerTask, matrix.N - begin);
     float* values = scratch[static_cast<std::size_t>(thread)].data();
     const auto count = static_cast<std::size_t>(rows * K);
-    const Status status = dequantize(native, begin, begin + rows, DType::f32, {values, count});
+    Status status;
+    if (matrix.decode) {
+      matrix.decode(begin, begin + rows, values);
+    } else {
+      status = dequantize(native, begin, begin + rows, DType::f32, {values, count});
+    }
     std::int64_t bad = status ? -1 : 0;
     if (status) {
       bad = quantize_rows(values, rows, K, spec, out.codes.data() + begin * row_codes,
@@ -149,8 +155,10 @@ struct Encoded {
 
 Status encode(const MatrixTarget& target, ThreadPool& pool, Encoded& out, ConvertReport& report) {
   const SourceMatrix& matrix = *target.source;
-  QMLP_ASSIGN(out.native, matrix.read());
-  QMLP_TRY(validate(out.native.view));
+  if (!matrix.decode) {
+    QMLP_ASSIGN(out.native, matrix.read());
+    QMLP_TRY(validate(out.native.view));
+  }
   if (!target.keep) {
     report.lossless = false;
     QMLP_TRY(quantize_matrix(matrix, out.native.view, target.spec, pool, out.made));
@@ -158,9 +166,9 @@ Status encode(const MatrixTarget& target, ThreadPool& pool, Encoded& out, Conver
     return {};
   }
   out.view = out.native.view;
-  if (target.spec == matrix.spec) return {};
+  if (target.spec == out.view.spec) return {};
   bool exact = true;
-  const DType from = matrix.spec.scale_dtype;
+  const DType from = out.view.spec.scale_dtype;
   const DType to = target.spec.scale_dtype;
   if (!change_type(out.view.scales, from, out.made.scales, to, exact) ||
       !change_type(out.view.biases, from, out.made.biases, to, exact)) {
@@ -283,7 +291,7 @@ Result<ConvertReport> write_model(const SourceModel& model,
   QMLP_ASSIGN(const std::vector<Piece> pieces, plan_pieces(model, targets));
   const std::vector<Shard> shards = plan_shards(pieces, max_shard_bytes);
   ConvertReport report;
-  report.lossless = model.lossless;
+  report.lossless = true;
   report.num_tensors = static_cast<std::int64_t>(pieces.size());
   Encoded encoded;
   std::ptrdiff_t encoded_index = -1;

@@ -14,7 +14,7 @@ namespace qmlp {
 struct MatrixTarget {
   const SourceMatrix* source = nullptr;
   QuantSpec spec;
-  bool keep = true;  // the native values as they stand, at most in another scale type
+  bool keep = true;  // the source's codes as they stand, at most with another scale type
 };
 
 // The targets of a source's matrices under the options' patterns. Refuses patterns that match no

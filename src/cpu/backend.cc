@@ -76,8 +76,18 @@ void decode_packed_row(const PackedWeight& weight, std::int64_t row, void* out) 
   decode_row(part_of(weight, 0), weight.activation, row, out);
 }
 
+bool unpack_packed_rows(const PackedWeight& weight, int part, std::int64_t row_begin,
+                        std::int64_t row_count, std::byte* codes, std::byte* scales,
+                        std::byte* biases) noexcept {
+  const PackedMatrix& packed = part_of(weight, part);
+  if (!can_unpack(packed)) return false;
+  unpack_rows(packed, row_begin, row_count, codes, scales, biases);
+  return true;
+}
+
 constexpr Backend kBackend = {
-    kCpuKernels, pack, info, true, decode_packed_row, swiglu_activation, nullptr,
+    kCpuKernels,        pack, info, true, decode_packed_row, swiglu_activation, nullptr,
+    unpack_packed_rows,
 };
 
 }  // namespace

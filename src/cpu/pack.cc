@@ -1,5 +1,6 @@
 #include "cpu/pack.h"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -231,6 +232,56 @@ Result<std::shared_ptr<const PackedMatrix>> pack_matrix(const QuantizedTensorVie
                     static_cast<int>(dense_type),
                     non_finite ? 1 : 0};
   return std::shared_ptr<const PackedMatrix>(std::move(packed));
+}
+
+bool can_unpack(const PackedMatrix& matrix) noexcept {
+  if (!matrix.spec.is_dense()) return matrix.exact_blocks == 0;
+  return static_cast<DType>(matrix.blocks.dense_type) == matrix.spec.scale_dtype;
+}
+
+void unpack_rows(const PackedMatrix& matrix, std::int64_t row_begin, std::int64_t row_count,
+                 std::byte* codes, std::byte* scales, std::byte* biases) noexcept {
+  const BlockMatrix& w = matrix.blocks;
+  const QuantSpec& spec = matrix.spec;
+  const std::size_t element = size_of(spec.scale_dtype);
+  const std::int64_t row_end = row_begin + row_count;
+  for (std::int64_t block = row_begin / kLanes; block * kLanes < row_end; ++block) {
+    const unsigned char* data = w.data + w.block_offsets[block];
+    const std::int64_t begin = std::max(row_begin, block * kLanes);
+    const std::int64_t end = std::min<std::int64_t>(row_end, (block + 1) * kLanes);
+    if (spec.is_dense()) {
+      for (std::int64_t k = 0; k < w.K; ++k) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          const std::int64_t to = (row - row_begin) * w.K + k;
+          const std::int64_t from = k * kLanes + row % kLanes;
+          std::memcpy(codes + static_cast<std::size_t>(to) * element,
+                      data + static_cast<std::size_t>(from) * element, element);
+        }
+      }
+      continue;
+    }
+    // The reverse of fill_code_block.
+    const std::int64_t groups = w.K / spec.group_size;
+    const std::int64_t row_bytes = packed_row_bytes(w.K, spec.bits);
+    const std::int64_t words_per_group = std::int64_t{spec.group_size} / 32 * spec.bits;
+    const std::int64_t group_bytes =
+        static_cast<std::int64_t>(2 * kLanes * element) + words_per_group * 4 * kLanes;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const unsigned char* group = data + g * group_bytes;
+      for (std::int64_t row = begin; row < end; ++row) {
+        const auto lane = static_cast<std::size_t>(row % kLanes);
+        const std::size_t index =
+            static_cast<std::size_t>((row - row_begin) * groups + g) * element;
+        std::memcpy(scales + index, group + lane * element, element);
+        std::memcpy(biases + index, group + (kLanes + lane) * element, element);
+        const unsigned char* words = group + 2 * kLanes * element + 4 * lane;
+        std::byte* out = codes + (row - row_begin) * row_bytes + 4 * g * words_per_group;
+        for (std::int64_t j = 0; j < words_per_group; ++j) {
+          std::memcpy(out + 4 * j, words + j * 4 * kLanes, 4);
+        }
+      }
+    }
+  }
 }
 
 void decode_row(const PackedMatrix& matrix, DType activation, std::int64_t row,

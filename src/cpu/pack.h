@@ -27,6 +27,12 @@ struct PackedMatrix {
 Result<std::shared_ptr<const PackedMatrix>> pack_matrix(const QuantizedTensorView& source,
                                                         DType activation, ThreadPool& pool);
 
+// Whether unpack_rows can give back what was packed.
+bool can_unpack(const PackedMatrix& matrix) noexcept;
+// Rows [row_begin, row_begin + row_count) as the source held them.
+void unpack_rows(const PackedMatrix& matrix, std::int64_t row_begin, std::int64_t row_count,
+                 std::byte* codes, std::byte* scales, std::byte* biases) noexcept;
+
 // Row `row` in the activation type: K elements at `out`, aligned to their type.
 void decode_row(const PackedMatrix& matrix, DType activation, std::int64_t row, void* out) noexcept;
 

@@ -6,10 +6,11 @@
 //
 // A tile is 16 rows of an MMA's A operand in two halves of 8: gate rows and the up rows of the same
 // features for a SwiGLU, neighbouring rows of one matrix for a linear. Its stream is a sequence of
-// chunks of 64 k: codes of half 0, codes of half 1, then the scale sets of each. Within a half's
-// codes lane (g, t) = (lane / 4, lane % 4) owns row g and, for each step j of 16 k, the pairs k =
-// 16j + 2t, +1 and k = 16j + 2t + 8, +9: pair i = 2j and 2j + 1. A scale set is 8 words, (scale,
-// bias) of each row.
+// chunks of 64 k: codes of half 0, codes of half 1, then the scale sets of each; every chunk
+// carries its own sets, so a group of 128 is stored as two of 64, and of 32 if the other half's is.
+// Within a half's codes lane (g, t) = (lane / 4, lane % 4) owns row g and, for each step j of 16 k,
+// the pairs k = 16j + 2t, +1 and k = 16j + 2t + 8, +9: pair i = 2j and 2j + 1. A scale set is 8
+// words, (scale, bias) of each row.
 #ifdef __CUDACC__
 #define QMLP_HOST_DEVICE __host__ __device__
 #else
@@ -27,14 +28,11 @@ constexpr int kDenseBits = 16;  // a half may hold decoded weights instead of co
 
 struct HalfFormat {
   int bits;        // 2, 3, 4, 5, 6, 8 or kDenseBits
-  int group_size;  // 32, 64 or 128; 64 when dense
+  int group_size;  // 32 or 64, the same for both halves of a tile
 
   QMLP_HOST_DEVICE constexpr int code_bytes() const { return kHalfRows * kChunkK * bits / 8; }
-  // Scale sets that chunk c carries: a group of 128 has them in its even chunk.
-  QMLP_HOST_DEVICE constexpr int scale_sets(std::int64_t c) const {
-    if (bits == kDenseBits) return 0;
-    if (group_size == 32) return 2;
-    return group_size == 64 || c % 2 == 0 ? 1 : 0;
+  QMLP_HOST_DEVICE constexpr int scale_sets() const {
+    return bits == kDenseBits ? 0 : kChunkK / group_size;
   }
 };
 
@@ -44,17 +42,12 @@ struct TileFormat {
   QMLP_HOST_DEVICE constexpr int codes_offset(int h) const {
     return h == 0 ? 0 : half[0].code_bytes();
   }
-  QMLP_HOST_DEVICE constexpr int scales_offset(int h, std::int64_t c) const {
+  QMLP_HOST_DEVICE constexpr int scales_offset(int h) const {
     const int codes = half[0].code_bytes() + half[1].code_bytes();
-    return h == 0 ? codes : codes + half[0].scale_sets(c) * kScaleSetBytes;
+    return h == 0 ? codes : codes + half[0].scale_sets() * kScaleSetBytes;
   }
-  QMLP_HOST_DEVICE constexpr int chunk_bytes(std::int64_t c) const {
-    return scales_offset(1, c) + half[1].scale_sets(c) * kScaleSetBytes;
-  }
-  // Bytes before chunk c of a tile; offset(num_chunks) is the tile's size.
-  QMLP_HOST_DEVICE constexpr std::int64_t offset(std::int64_t c) const {
-    const std::int64_t even = chunk_bytes(0), odd = chunk_bytes(1);
-    return c / 2 * (even + odd) + c % 2 * even;
+  QMLP_HOST_DEVICE constexpr int chunk_bytes() const {
+    return scales_offset(1) + half[1].scale_sets() * kScaleSetBytes;
   }
 };
 

@@ -124,6 +124,7 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   args.x_stride = call.x.row_stride;
   args.M = call.x.rows;
   args.K = problem.K;
+  args.segments = call.plan.segments;
   EpilogueArgs& epilogue = args.epilogue;
   epilogue.out = call.out.data;
   epilogue.out_stride = call.out.row_stride;
@@ -142,11 +143,19 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   const auto cuda_stream = static_cast<cudaStream_t>(stream->cuda_stream);
   const bool bf16 = problem.activation == DType::bf16;
   int status = 0;
-  if (kernel.body == kTileSm90 && tile_can_read(call.x)) {
-    status = bf16 ? launch_tile_bf16_sm90a(args, device, cuda_stream)
-                  : launch_tile_f16_sm90a(args, device, cuda_stream);
+  // x that TMA cannot read goes to the stream kernel, and x that does not fit beside a stream
+  // kernel's rings to the tile kernel.
+  const std::size_t fragment_bytes = stream_fragment_bytes(args.M, args.num_chunks, device);
+  const bool is_tile = kernel.body >= kTileSm90;
+  const bool tile =
+      is_tile || (kernel.body == kStreamSm90 && fragment_bytes != 0 && args.segments == 1);
+  if (tile && tile_can_read(call.x)) {
+    const auto config = is_tile ? static_cast<TileConfig>(kernel.body - kTileSm90)
+                                : choose_tile(args.M, args.num_tiles, args.num_chunks, device);
+    status = bf16 ? launch_tile_bf16_sm90a(config, args, device, cuda_stream)
+                  : launch_tile_f16_sm90a(config, args, device, cuda_stream);
   } else {
-    if (stream_fragment_bytes(args.M, args.num_chunks, device) != 0) {
+    if (fragment_bytes != 0) {
       args.x_fragments = reinterpret_cast<std::uint32_t*>(call.workspace.bytes.data());
     }
     if (kernel.body == kStreamSm80) {

@@ -9,7 +9,7 @@
 // functions exist and refuse (absent.cc).
 namespace qmlp::cuda {
 
-// plan::Kernel::body of the CUDA table.
+// plan::Kernel::body of the CUDA table; kTileSm90 + a TileConfig.
 enum Body : std::uint8_t { kStreamSm80, kStreamSm90, kTileSm90 };
 
 constexpr bool kCompiled =

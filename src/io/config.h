@@ -13,7 +13,7 @@ namespace qmlp {
 
 // The fields of config.json (and generation_config.json, null when there is none) that a forward
 // needs. Refuses by name what it would change the answer to ignore: other model types, experts,
-// sliding windows, unknown rope types, custom code. `what` names the file in messages.
+// unknown rope types, custom code. `what` names the file in messages.
 Result<ModelConfig> parse_model_config(const Json& config, const Json* generation_config,
                                        std::string_view what, std::vector<std::string>& warnings);
 
@@ -33,9 +33,10 @@ struct QuantConfig {
   std::vector<QuantOverride> overrides;
 };
 
-// `quantization`, or a `quantization_config` of MLX's own form. Refuses other quant methods, modes,
-// widths and groups by name.
-Result<QuantConfig> parse_quant_config(const Json& config, std::string_view what);
+// `quantization`, or a `quantization_config` of MLX's own form; both where they say the same.
+// Refuses other quant methods, modes, widths and groups by name.
+Result<QuantConfig> parse_quant_config(const Json& config, std::string_view what,
+                                       std::vector<std::string>* warnings = nullptr);
 
 // The module path that an override key may mean: the key without the prefixes that wrappers put
 // before a language model, so that "language_model.model.layers.0..." names "model.layers.0...".

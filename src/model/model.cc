@@ -9,6 +9,7 @@
 #include "model/hash.h"
 #include "model/kernels.h"
 #include "model/model_impl.h"
+#include "model/rope.h"
 
 namespace qmlp {
 namespace {
@@ -57,15 +58,37 @@ Status check_config(const ModelConfig& config) {
   for (const auto& [field, value] : sizes) {
     if (value < 1 || value > (std::int64_t{1} << 24)) return refuse(field, value, "from 1 to 2^24");
   }
-  if (config.head_dim % 2 != 0) return refuse("head_dim", config.head_dim, "even");
+  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0 || config.rotary_dim > config.head_dim) {
+    return refuse("rotary_dim", config.rotary_dim, "even, from 2 to head_dim");
+  }
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     return refuse("num_attention_heads", config.num_attention_heads,
                   concat("a multiple of num_key_value_heads, ", config.num_key_value_heads));
   }
-  if (!(config.rope_theta >= 1.0) || !std::isfinite(config.rope_theta) ||
+  if (!(config.rope_theta > 1.0) || !std::isfinite(config.rope_theta) ||
       !(config.rope_factor > 0.0) || !std::isfinite(config.rope_factor)) {
     return Error{Errc::unsupported,
-                 "config.json: rope_theta must be at least 1 and rope factor above 0"};
+                 "config.json: rope_theta must be above 1 and rope factor above 0"};
+  }
+  const std::pair<const char*, double> scales[] = {
+      {"embedding", config.embedding_scale},
+      {"residual", config.residual_scale},
+      {"head input", config.head_input_scale},
+      {"logits", config.logits_scale},
+  };
+  for (const auto& [name, value] : scales) {
+    if (!(value > 0.0) || !std::isfinite(static_cast<float>(value))) {
+      return Error{Errc::unsupported,
+                   concat("config.json: the scale of the ", name, " must be above 0 and fit f32")};
+    }
+  }
+  const RotaryFrequencies rotary = rotary_frequencies(config);
+  bool finite = std::isfinite(rotary.scale);
+  for (const double frequency : rotary.frequencies) finite = finite && std::isfinite(frequency);
+  if (!finite) {
+    return Error{Errc::unsupported,
+                 concat("config.json: rope ", to_string(config.rope_kind),
+                        " (theta, factors) gives a frequency that is not finite")};
   }
   return {};
 }
@@ -99,6 +122,10 @@ class Loader {
       QMLP_TRY(load_linear(attention + "q_proj", query_width, config.hidden_size, layer.q));
       QMLP_TRY(load_linear(attention + "k_proj", kv_width, config.hidden_size, layer.k));
       QMLP_TRY(load_linear(attention + "v_proj", kv_width, config.hidden_size, layer.v));
+      if (config.qk_norm) {
+        QMLP_TRY(load_floats(attention + "q_norm.weight", config.head_dim, layer.q_norm));
+        QMLP_TRY(load_floats(attention + "k_norm.weight", config.head_dim, layer.k_norm));
+      }
       QMLP_TRY(load_linear(attention + "o_proj", config.hidden_size, query_width, layer.o));
       QMLP_TRY(load_norm(path + ".post_attention_layernorm.weight", layer.post_attention_norm));
       QMLP_TRY(load_swiglu(path + ".mlp", layer.gate_up));
@@ -122,17 +149,27 @@ class Loader {
   void hash_config() {
     const ModelConfig& c = model_.config;
     hash_.mix(kForwardVersion);
-    for (const std::int64_t value :
-         {c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
-          c.num_key_value_heads, c.head_dim, c.vocab_size,
-          static_cast<std::int64_t>(model_.activations),
-          static_cast<std::int64_t>(model_.precision),
-          static_cast<std::int64_t>(c.rope_traditional), static_cast<std::int64_t>(c.rope_kind)}) {
+    for (const std::int64_t value : {c.hidden_size, c.intermediate_size, c.num_hidden_layers,
+                                     c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+                                     c.vocab_size, static_cast<std::int64_t>(model_.activations),
+                                     static_cast<std::int64_t>(model_.precision),
+                                     static_cast<std::int64_t>(c.rope_traditional), c.rotary_dim}) {
       hash_.mix(static_cast<std::uint64_t>(value));
     }
-    for (const double value : {c.rms_norm_eps, c.rope_theta, c.rope_factor}) {
-      hash_.update(&value, sizeof(value));
+    for (const LayerConfig& layer : c.layers) {
+      hash_.mix(layer.rotary ? 1 : 0);
+      hash_.mix(static_cast<std::uint64_t>(layer.window));
     }
+    hash_.mix(c.qk_norm ? 1 : 0);
+    hash_doubles({c.rms_norm_eps, c.embedding_scale, c.attention_scale, c.residual_scale,
+                  c.head_input_scale, c.logits_scale});
+    const RotaryFrequencies rotary = rotary_frequencies(c);
+    hash_doubles(rotary.frequencies);
+    hash_doubles({rotary.divisor, rotary.scale});
+  }
+
+  void hash_doubles(const std::vector<double>& values) {
+    hash_.update(values.data(), values.size() * sizeof(double));
   }
 
   // A sample of a weight: enough to tell two models of one shape apart, cheap for any size.
@@ -167,7 +204,10 @@ class Loader {
 
   // Values of the stored type, rounded once to the activation type.
   Status load_floats(const std::string& name, std::int64_t count, std::vector<float>& out) {
-    auto values = checkpoint_.float_tensor(name);
+    return round_floats(name, checkpoint_.float_tensor(name), count, out);
+  }
+  Status round_floats(const std::string& name, Result<std::vector<float>> values,
+                      std::int64_t count, std::vector<float>& out) {
     if (!values) return values.error();
     if (static_cast<std::int64_t>(values->size()) != count) {
       return Error{Errc::corrupt_file,
@@ -193,7 +233,7 @@ class Loader {
   Status load_bias(const std::string& path, std::int64_t N, std::vector<float>& out) {
     const ModuleInfo* module = checkpoint_.find_module(path);
     if (module == nullptr || !module->has_linear_bias) return {};
-    return load_floats(path + ".bias", N, out);
+    return round_floats(path + ".bias", checkpoint_.linear_bias(path), N, out);
   }
 
   std::vector<std::byte> narrow(const std::vector<float>& values) const {

@@ -33,6 +33,7 @@ struct SwigluOp {
 struct Layer {
   std::vector<float> input_norm;  // values of the activation type, widened
   std::vector<float> post_attention_norm;
+  std::vector<float> q_norm, k_norm;  // [head_dim]; empty: q and k are not normed
   LinearOp q, k, v, o;
   SwigluOp gate_up;
   LinearOp down;

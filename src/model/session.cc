@@ -9,7 +9,7 @@
 #include "base/concat.h"
 #include "base/float16.h"
 #include "base/try.h"
-#include "model/pinned_math.h"
+#include "model/rope.h"
 #include "model/session_impl.h"
 
 namespace qmlp {
@@ -37,14 +37,9 @@ Status check_options(const SessionOptions& options, const Model::Impl& model) {
     return refuse("max_tokens", options.max_tokens, "at least 1, or 0 for the default");
   }
   const ModelConfig& config = model.config;
-  if (config.max_position_embeddings > 0) {
-    const double factor = config.rope_kind == RopeKind::linear ? config.rope_factor : 1.0;
-    const double most =
-        std::floor(static_cast<double>(config.max_position_embeddings) * std::max(factor, 1.0));
-    if (static_cast<double>(options.max_tokens) > most) {
-      return refuse("max_tokens", options.max_tokens,
-                    concat("at most ", static_cast<std::int64_t>(most), ", the model's context"));
-    }
+  if (config.context_length > 0 && options.max_tokens > config.context_length) {
+    return refuse("max_tokens", options.max_tokens,
+                  concat("at most ", config.context_length, ", the model's context"));
   }
   if (options.prefill_chunk < 1 || options.prefill_chunk > kMaxPrefillChunk) {
     return refuse("prefill_chunk", options.prefill_chunk, concat("from 1 to ", kMaxPrefillChunk));
@@ -87,8 +82,7 @@ void Session::Impl::for_rows(std::int64_t M, std::int64_t rows_per_task, std::in
 
 Status Session::Impl::allocate() {
   const ModelConfig& config = impl().config;
-  const std::int64_t stated =
-      config.max_position_embeddings > 0 ? config.max_position_embeddings : kDefaultMaxTokens;
+  const std::int64_t stated = config.context_length > 0 ? config.context_length : kDefaultMaxTokens;
   max_tokens = options.max_tokens > 0 ? options.max_tokens : std::min(stated, kDefaultMaxTokens);
   chunk = std::min(options.prefill_chunk, max_tokens);
   QMLP_TRY(allocate_cache());
@@ -180,44 +174,50 @@ Status Session::Impl::allocate_scratch() {
 
 Status Session::Impl::make_rotary_tables() {
   const ModelConfig& config = impl().config;
-  const std::int64_t half = config.head_dim / 2;
+  const std::int64_t half = config.rotary_dim / 2;
   const auto cells = checked_mul(max_tokens, half);
   if (!cells || *cells > (std::int64_t{1} << 40)) {
     return Error{Errc::out_of_memory, "max_tokens: its rotary tables are too large"};
   }
   cosines_.resize(static_cast<std::size_t>(*cells));
   sines_.resize(static_cast<std::size_t>(*cells));
-  std::vector<double> frequencies(static_cast<std::size_t>(half));
-  const double log_theta = pinned_log(config.rope_theta);
-  for (std::int64_t i = 0; i < half; ++i) {
-    const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_dim);
-    frequencies[static_cast<std::size_t>(i)] = pinned_exp(-exponent * log_theta);
+  const RotaryFrequencies rotary = rotary_frequencies(config);
+  constexpr double kMostRadians = 0x1p30;  // what pinned_sin_cos takes
+  for (const double frequency : rotary.frequencies) {
+    const double last = static_cast<double>(max_tokens) / rotary.divisor * frequency;
+    if (last >= 0.0 && last < kMostRadians) continue;
+    return Error{
+        Errc::unsupported,
+        concat("config.json: rope (theta, factors) turns a pair further than 2^30 radians in ",
+               max_tokens, " tokens, must be less")};
   }
-  const double factor = config.rope_kind == RopeKind::linear ? config.rope_factor : 1.0;
   for_rows(max_tokens, 64, max_tokens * half, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      for (std::int64_t i = 0; i < half; ++i) {
-        const double angle =
-            static_cast<double>(row) / factor * frequencies[static_cast<std::size_t>(i)];
-        const SinCos value = pinned_sin_cos(angle);
-        const auto cell = static_cast<std::size_t>(row * half + i);
-        cosines_[cell] = static_cast<float>(value.cosine);
-        sines_[cell] = static_cast<float>(value.sine);
-      }
+      rotary_row(rotary, row, cosines_.data() + row * half, sines_.data() + row * half);
     }
   });
   return {};
 }
 
 void Session::Impl::norm(const std::byte* x, const std::vector<float>& weight, std::byte* out,
-                         std::int64_t M) {
+                         std::int64_t rows) {
   const Model::Impl& m = impl();
-  const std::int64_t cols = m.config.hidden_size;
+  const auto cols = static_cast<std::int64_t>(weight.size());
   const cpu::RmsNormArgs args{
       static_cast<int>(m.activations),          x, weight.data(), out, cols, cols, cols,
       static_cast<float>(m.config.rms_norm_eps)};
-  for_rows(M, 8, M * cols,
+  for_rows(rows, 8, rows * cols,
            [&](std::int64_t begin, std::int64_t end) { m.kernels->rms_norm(&args, begin, end); });
+}
+
+void Session::Impl::scale(const MutableMatrixView& x, double factor) {
+  if (factor == 1.0) return;
+  const Model::Impl& m = impl();
+  const std::int64_t row_bytes = x.cols * static_cast<std::int64_t>(size_of(m.activations));
+  for_rows(x.rows, 8, x.rows * x.cols, [&](std::int64_t begin, std::int64_t end) {
+    m.kernels->scale(static_cast<int>(m.activations), x.data + begin * row_bytes,
+                     (end - begin) * x.cols, static_cast<float>(factor));
+  });
 }
 
 Status Session::Impl::linear(const LinearOp& op, const MatrixView& x, const MutableMatrixView& out,
@@ -226,6 +226,24 @@ Status Session::Impl::linear(const LinearOp& op, const MatrixView& x, const Muta
   return quantized_linear(entry.plan, *entry.weight, x, out,
                           Workspace{{scratch_.workspace, workspace_bytes_}}, cpu_stream(pool),
                           LinearEpilogue{data_or_null(op.bias), residual});
+}
+
+// x += residual_scale * op(in). Without a scale the kernel adds; with one the product waits in
+// `normed`, which has done its work by then.
+Status Session::Impl::add_linear(const LinearOp& op, const MatrixView& in,
+                                 const MutableMatrixView& x) {
+  const Model::Impl& m = impl();
+  const double factor = m.config.residual_scale;
+  if (factor == 1.0) return linear(op, in, x, read_only(x));
+  const MutableMatrixView product = matrix(scratch_.normed, x.rows, x.cols);
+  QMLP_TRY(linear(op, in, product));
+  const std::int64_t row_bytes = x.cols * static_cast<std::int64_t>(size_of(m.activations));
+  for_rows(x.rows, 8, x.rows * x.cols, [&](std::int64_t begin, std::int64_t end) {
+    m.kernels->add_scaled(static_cast<int>(m.activations), x.data + begin * row_bytes,
+                          product.data + begin * row_bytes, (end - begin) * x.cols,
+                          static_cast<float>(factor));
+  });
+  return {};
 }
 
 void Session::Impl::attend(const cpu::AttentionArgs& args, std::int64_t M) {
@@ -258,6 +276,7 @@ Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start
   const Model::Impl& m = impl();
   const ModelConfig& config = m.config;
   const Layer& layer = m.layers[static_cast<std::size_t>(layer_index)];
+  const LayerConfig& layer_config = config.layers[static_cast<std::size_t>(layer_index)];
   const std::int64_t query_width = config.num_attention_heads * config.head_dim;
   const std::int64_t kv_width = config.num_key_value_heads * config.head_dim;
   const MutableMatrixView x = matrix(scratch_.x, M, config.hidden_size);
@@ -267,6 +286,10 @@ Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start
   QMLP_TRY(linear(layer.q, normed, matrix(scratch_.q, M, query_width)));
   QMLP_TRY(linear(layer.k, normed, matrix(scratch_.k, M, kv_width)));
   QMLP_TRY(linear(layer.v, normed, matrix(scratch_.v, M, kv_width)));
+  if (config.qk_norm) {
+    norm(scratch_.q, layer.q_norm, scratch_.q, M * config.num_attention_heads);
+    norm(scratch_.k, layer.k_norm, scratch_.k, M * config.num_key_value_heads);
+  }
 
   cpu::RopeArgs rope{};
   rope.type = static_cast<int>(m.activations);
@@ -277,6 +300,7 @@ Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start
   rope.num_heads = config.num_attention_heads;
   rope.num_kv_heads = config.num_key_value_heads;
   rope.head_dim = config.head_dim;
+  rope.rotary_dim = layer_config.rotary ? config.rotary_dim : 0;
   rope.cosines = cosines_.data();
   rope.sines = sines_.data();
   rope.position = start;
@@ -303,10 +327,13 @@ Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start
   attention.v_row_stride = cache.v_row_stride;
   attention.score_stride = score_stride_;
   attention.position = start;
-  attention.scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
+  attention.window = layer_config.window;
+  attention.scale = config.attention_scale > 0.0
+                        ? static_cast<float>(config.attention_scale)
+                        : 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   attend(attention, M);
 
-  QMLP_TRY(linear(layer.o, read_only(matrix(scratch_.attention, M, query_width)), x, read_only(x)));
+  QMLP_TRY(add_linear(layer.o, read_only(matrix(scratch_.attention, M, query_width)), x));
   return tap(Tap::attention_out, layer_index, start, read_only(x));
 }
 
@@ -344,7 +371,7 @@ Status Session::Impl::run_mlp(std::int64_t layer_index, std::int64_t start, std:
     options.observer(TapEvent{Tap::gate, layer_index, read_only(gate)});
   }
   QMLP_TRY(tap(Tap::swiglu, layer_index, start, read_only(hidden)));
-  QMLP_TRY(linear(layer.down, read_only(hidden), x, read_only(x)));
+  QMLP_TRY(add_linear(layer.down, read_only(hidden), x));
   return tap(Tap::layer_out, layer_index, start, read_only(x));
 }
 
@@ -358,6 +385,7 @@ Status Session::Impl::run_head(std::int64_t start, std::int64_t M, std::int64_t 
   norm(scratch_.x + first * row_bytes, m.final_norm, scratch_.normed, logit_rows);
   QMLP_TRY(tap(Tap::final_norm, -1, start + first,
                read_only(matrix(scratch_.normed, logit_rows, config.hidden_size))));
+  scale(matrix(scratch_.normed, logit_rows, config.hidden_size), config.head_input_scale);
   const bool direct = scratch_.logits == nullptr;  // f32 logits need no widening
   for (std::int64_t row = 0; row < logit_rows; row += kHeadRows) {
     const std::int64_t rows = std::min(kHeadRows, logit_rows - row);
@@ -367,6 +395,7 @@ Status Session::Impl::run_head(std::int64_t start, std::int64_t M, std::int64_t 
     QMLP_TRY(linear(m.head,
                     read_only(matrix(scratch_.normed + row * row_bytes, rows, config.hidden_size)),
                     logits));
+    scale(logits, config.logits_scale);
     QMLP_TRY(tap(Tap::logits, -1, start + first + row, read_only(logits)));
     if (!direct) {
       m.kernels->widen(static_cast<int>(m.activations), scratch_.logits, wide,
@@ -387,6 +416,7 @@ Status Session::Impl::run_chunk(std::span<const std::int32_t> ids, std::int64_t 
     QMLP_TRY(decode_row(*m.embedding, ids[static_cast<std::size_t>(row)],
                         matrix(scratch_.x + row * row_bytes, 1, config.hidden_size)));
   }
+  scale(matrix(scratch_.x, M, config.hidden_size), config.embedding_scale);
   QMLP_TRY(tap(Tap::embedding, -1, start, read_only(matrix(scratch_.x, M, config.hidden_size))));
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     if (options.fusion.poison_scratch) {

@@ -90,7 +90,11 @@ struct Session::Impl {
                   std::span<float> out);
   Status linear(const LinearOp& op, const MatrixView& x, const MutableMatrixView& out,
                 const MatrixView& residual = {});
-  void norm(const std::byte* x, const std::vector<float>& weight, std::byte* out, std::int64_t M);
+  Status add_linear(const LinearOp& op, const MatrixView& in, const MutableMatrixView& x);
+  // Rows as wide as the weight; may be in place.
+  void norm(const std::byte* x, const std::vector<float>& weight, std::byte* out,
+            std::int64_t rows);
+  void scale(const MutableMatrixView& x, double factor);
   void attend(const cpu::AttentionArgs& args, std::int64_t M);
   // Shows the values to the observer and, with check_finite, looks for infinities and NaN.
   Status tap(Tap which, std::int64_t layer, std::int64_t first_position, const MatrixView& values);
@@ -105,7 +109,7 @@ struct Session::Impl {
   std::size_t workspace_bytes_ = 0;
   std::int64_t score_stride_ = 0;
   std::int64_t scores_per_thread_ = 0;
-  std::vector<float> cosines_;  // [max_tokens, head_dim / 2]
+  std::vector<float> cosines_;  // [max_tokens, rotary_dim / 2]
   std::vector<float> sines_;
   std::int64_t fused_calls_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/try.h"
@@ -10,6 +11,7 @@
 #include "plan/backend.h"
 #include "plan/kernel.h"
 #include "plan/packed_weight.h"
+#include "qmlp/quant.h"
 
 namespace qmlp {
 namespace {
@@ -269,6 +271,11 @@ PackedInfo packed_info(const PackedWeight& packed) noexcept {
   return plan::backend(packed.device)->info(packed);
 }
 
+PackedShape packed_shape(const PackedWeight& packed) noexcept {
+  return {
+      packed.N, packed.K, packed.num_parts, {packed.spec[0], packed.spec[1]}, packed.activation};
+}
+
 Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept {
   const plan::Backend* backend = plan::backend(packed.device);
   if (backend->decode_row == nullptr) {
@@ -284,6 +291,46 @@ Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixVie
   }
   QMLP_TRY(check_matrix("decode_row", "out", out, 1, packed.K, packed.activation));
   backend->decode_row(packed, row, out.data);
+  return {};
+}
+
+Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
+                   std::int64_t row_count, std::span<std::byte> codes, std::span<std::byte> scales,
+                   std::span<std::byte> biases) noexcept {
+  constexpr std::string_view kOp = "unpack_rows";
+  const plan::Backend* backend = plan::backend(packed.device);
+  if (backend->unpack_rows == nullptr) {
+    return Error{Errc::unsupported, "unpack_rows: the weight is not in this machine's memory"};
+  }
+  if (part < 0 || part >= packed.num_parts) {
+    return argument_error(
+        kOp, "part",
+        "is " + std::to_string(part) + ", needs 0 to " + std::to_string(packed.num_parts - 1));
+  }
+  if (row_begin < 0 || row_count < 0 || row_count > packed.N - row_begin) {
+    return argument_error(kOp, "rows",
+                          "are " + std::to_string(row_count) + " from " +
+                              std::to_string(row_begin) + ", the weight has " +
+                              std::to_string(packed.N));
+  }
+  if (row_count == 0) return {};
+  QMLP_ASSIGN(const QuantSizes sizes, quant_sizes(row_count, packed.K, packed.spec[part]));
+  const std::pair<const char*, std::pair<std::uint64_t, std::uint64_t>> spans[] = {
+      {"codes", {codes.size(), sizes.codes_bytes}},
+      {"scales", {scales.size(), sizes.scales_bytes}},
+      {"biases", {biases.size(), sizes.scales_bytes}}};
+  for (const auto& [name, bytes] : spans) {
+    if (bytes.first != bytes.second) {
+      return argument_error(
+          kOp, name,
+          "holds " + std::to_string(bytes.first) + " bytes, needs " + std::to_string(bytes.second));
+    }
+  }
+  if (!backend->unpack_rows(packed, part, row_begin, row_count, codes.data(), scales.data(),
+                            biases.data())) {
+    return Error{Errc::unsupported,
+                 "unpack_rows: some blocks are kept as decoded floats, their codes are gone"};
+  }
   return {};
 }
 

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "plan/kernel.h"
 #include "plan/packed_weight.h"
@@ -20,6 +23,11 @@ struct Backend {
   void (*swiglu_activation)(const MatrixView& gate, const MatrixView& up,
                             const MutableMatrixView& out, const Stream& stream) noexcept;
   std::string (*last_error)();  // the device's own words on the last failure
+  // Rows of a part as its source held them, into buffers whose sizes were checked. False when the
+  // source's codes were not kept.
+  bool (*unpack_rows)(const PackedWeight& weight, int part, std::int64_t row_begin,
+                      std::int64_t row_count, std::byte* codes, std::byte* scales,
+                      std::byte* biases) noexcept = nullptr;
 };
 
 // Null for a kind that no build has.

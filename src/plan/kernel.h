@@ -55,7 +55,12 @@ struct Kernel {
              const OpCall& call) noexcept;  // 0 or an Errc; null: not in this build
   std::size_t (*workspace_bytes)(const Kernel& kernel, const Problem& problem,
                                  const DeviceFacts& device) noexcept;
+  // Of rows that share a range of M: whether this one is meant for a problem. May change at M = 1
+  // modulo kPreferenceStep, up to kPreferenceEnd. Null: always.
+  bool (*preferred)(const Kernel& kernel, const Problem& problem,
+                    const DeviceFacts& device) noexcept = nullptr;
 };
+constexpr std::int64_t kPreferenceStep = 16, kPreferenceEnd = 4096;
 
 // Constant tables, fastest first, the reference last.
 std::span<const Kernel> kernels(DeviceKind kind) noexcept;

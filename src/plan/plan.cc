@@ -72,6 +72,12 @@ Result<Plan> make(const Problem& problem, const DeviceFacts& device, const PlanO
     for (const std::int64_t M : {kernel.M_begin, kernel.M_end}) {
       if (M <= problem.M) borders.push_back(M);
     }
+    if (kernel.preferred == nullptr || !supports(kernel, problem, device)) {
+      continue;
+    }
+    for (std::int64_t M = 1; M <= std::min(problem.M, kPreferenceEnd); M += kPreferenceStep) {
+      if (M > kernel.M_begin && M < kernel.M_end) borders.push_back(M);
+    }
   }
   std::sort(borders.begin(), borders.end());
   for (const std::int64_t M : borders) {

@@ -114,7 +114,10 @@ const Kernel* select(std::span<const Kernel> table, const Problem& problem,
     if (!force_kernel.empty() && force_kernel != kernel.name) continue;
     if (!supports(kernel, problem, device)) continue;
     if (!force_kernel.empty()) return &kernel;
-    if (problem.M >= kernel.M_begin && problem.M < kernel.M_end) return &kernel;
+    if (problem.M >= kernel.M_begin && problem.M < kernel.M_end &&
+        (kernel.preferred == nullptr || kernel.preferred(kernel, problem, device))) {
+      return &kernel;
+    }
     if (any == nullptr) any = &kernel;
   }
   return any;

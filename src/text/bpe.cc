@@ -4,11 +4,15 @@
 #include <bit>
 #include <cstddef>
 
+#include "text/utf8.h"
+
 namespace qmlp::text {
 namespace {
 
 constexpr std::uint64_t kEmpty = ~std::uint64_t{0};
 constexpr std::uint32_t kNoRank = UINT32_MAX;
+constexpr char32_t kNoCharacter = UINT32_MAX;
+constexpr std::string_view kWordStart = "\u2581";
 
 // Up to this length a scan over all pairs is faster than a queue.
 constexpr std::size_t kShortWord = 64;
@@ -23,17 +27,32 @@ constexpr std::uint64_t hash(std::uint64_t key) { return (key ^ (key >> 29)) * 0
 
 }  // namespace
 
-Bpe::Bpe(const Parts& parts) : unknown_id_(parts.unknown_id), fuse_unknown_(parts.fuse_unknown) {
+Bpe::Bpe(const Parts& parts)
+    : of_characters_(parts.of_characters),
+      words_apart_(parts.words_apart),
+      unknown_id_(parts.unknown_id),
+      fuse_unknown_(parts.fuse_unknown) {
   std::copy(std::begin(parts.byte_ids), std::end(parts.byte_ids), std::begin(byte_ids_));
   const std::size_t capacity = std::bit_ceil(std::max<std::size_t>(2, parts.merges.size() * 3 / 2));
   shift_ = 64 - std::countr_zero(capacity);
   slots_.assign(capacity, Slot{kEmpty, 0, kNone});
-  for (std::size_t rank = 0; rank < parts.merges.size(); ++rank) {
-    const Merge& merge = parts.merges[rank];
+  for (std::size_t i = 0; i < parts.merges.size(); ++i) {
+    const Merge& merge = parts.merges[i];
+    const std::uint32_t rank = parts.ranks.empty() ? static_cast<std::uint32_t>(i) : parts.ranks[i];
     const std::uint64_t key = pair_key(merge.left, merge.right);
     std::size_t at = hash(key) >> shift_;
     while (slots_[at].pair != kEmpty && slots_[at].pair != key) at = (at + 1) & (capacity - 1);
-    slots_[at] = {key, static_cast<std::uint32_t>(rank), merge.result};
+    slots_[at] = {key, rank, merge.result};
+  }
+  const std::size_t places = std::bit_ceil(std::max<std::size_t>(2, parts.characters.size() * 2));
+  character_shift_ = 64 - std::countr_zero(places);
+  characters_.assign(places, CharacterSlot{kNoCharacter, kNone});
+  for (const auto& [code, id] : parts.characters) {
+    std::size_t at = hash(code) >> character_shift_;
+    while (characters_[at].code != kNoCharacter && characters_[at].code != code) {
+      at = (at + 1) & (places - 1);
+    }
+    characters_[at] = {code, id};
   }
 }
 
@@ -47,8 +66,16 @@ const Bpe::Slot* Bpe::find(std::int32_t left, std::int32_t right) const noexcept
   return &slots_[at];
 }
 
-void Bpe::start_symbols(std::string_view word, std::vector<std::int32_t>& ids) const {
-  ids.clear();
+std::int32_t Bpe::find_character(char32_t code) const noexcept {
+  std::size_t at = hash(code) >> character_shift_;
+  while (characters_[at].code != code) {
+    if (characters_[at].code == kNoCharacter) return kNone;
+    at = (at + 1) & (characters_.size() - 1);
+  }
+  return characters_[at].id;
+}
+
+void Bpe::start_bytes(std::string_view word, std::vector<std::int32_t>& ids) const {
   bool after_unknown = false;
   for (const char c : word) {
     const std::int32_t id = byte_ids_[static_cast<unsigned char>(c)];
@@ -62,9 +89,58 @@ void Bpe::start_symbols(std::string_view word, std::vector<std::int32_t>& ids) c
   }
 }
 
+void Bpe::start_characters(std::string_view word, std::vector<std::int32_t>& ids) const {
+  // As in Hugging Face's tokenizers an unknown character is held back until a known one comes:
+  // bytes that follow it overtake it.
+  bool pending = false;
+  while (!word.empty()) {
+    const Utf8Unit unit = first_utf8_unit(word);
+    const std::string_view bytes = word.substr(0, unit.length);
+    word.remove_prefix(unit.length);
+    const std::int32_t id = find_character(unit.code);
+    if (id != kNone) {
+      if (pending) ids.push_back(unknown_id_);
+      pending = false;
+      ids.push_back(id);
+      continue;
+    }
+    const auto byte_id = [this](char c) { return byte_ids_[static_cast<unsigned char>(c)]; };
+    if (std::all_of(bytes.begin(), bytes.end(), [&](char c) { return byte_id(c) != kNone; })) {
+      for (const char c : bytes) ids.push_back(byte_id(c));
+      continue;
+    }
+    if (unknown_id_ == kNone) continue;
+    if (pending && !fuse_unknown_) ids.push_back(unknown_id_);
+    pending = true;
+  }
+  if (pending) ids.push_back(unknown_id_);
+}
+
 void Bpe::encode_word(std::string_view word, Scratch& scratch,
                       std::vector<std::int32_t>& out) const {
-  start_symbols(word, scratch.ids_);
+  if (words_apart_) {
+    // Cuts where no merge reaches across: short parts take no queue.
+    std::size_t from = 0;
+    for (std::size_t at = word.find(kWordStart, from); at != std::string_view::npos;
+         at = word.find(kWordStart, at + kWordStart.size())) {
+      const std::string_view before = word.substr(from, at - from);
+      if (before.empty() || before.ends_with(kWordStart)) continue;
+      encode_part(before, scratch, out);
+      from = at;
+    }
+    word.remove_prefix(from);
+  }
+  encode_part(word, scratch, out);
+}
+
+void Bpe::encode_part(std::string_view word, Scratch& scratch,
+                      std::vector<std::int32_t>& out) const {
+  scratch.ids_.clear();
+  if (of_characters_) {
+    start_characters(word, scratch.ids_);
+  } else {
+    start_bytes(word, scratch.ids_);
+  }
   if (scratch.ids_.size() > kShortWord) {
     merge_long(scratch);
   } else if (scratch.ids_.size() > 1) {

@@ -22,21 +22,13 @@ Result<std::optional<std::string>> read_optional(const std::string& path, std::u
   return std::optional<std::string>(std::move(text));
 }
 
-// A token in tokenizer_config.json: its text, or an object with it.
-const std::string* token_text(const Json* value) {
-  if (value == nullptr) return nullptr;
-  const Json* content = value->find("content");
-  return content != nullptr ? content->string() : value->string();
-}
-
 // The template in tokenizer_config.json: one, or a list of named ones.
-Result<std::string> configured_template(const Json& config) {
-  const Json* value = config.find("chat_template");
-  if (value == nullptr || value->is_null()) {
+Result<std::string> configured_template(const Json& value) {
+  if (value.is_null()) {
     return Error{Errc::unsupported, "chat template: the model has none, use a raw prompt"};
   }
-  if (const std::string* text = value->string()) return *text;
-  if (const JsonArray* list = value->array()) {
+  if (const std::string* text = value.string()) return *text;
+  if (const JsonArray* list = value.array()) {
     for (const Json& named : *list) {
       const Json* name = named.find("name");
       const Json* text = named.find("template");
@@ -50,29 +42,48 @@ Result<std::string> configured_template(const Json& config) {
                  "prompt"};
   }
   return Error{Errc::corrupt_file,
-               concat("chat template: tokenizer_config.json's chat_template is ",
-                      value->kind_name(), ", a string or a list of named templates is required")};
+               concat("chat template: tokenizer_config.json's chat_template is ", value.kind_name(),
+                      ", a string or a list of named templates is required")};
+}
+
+// What a caller gives as JSON, as a value of the template language.
+Result<jinja::Value> to_value(const Json& json) {
+  using jinja::Value;
+  if (json.is_null()) return Value::none();
+  if (const auto boolean = json.boolean()) return Value::boolean(*boolean);
+  if (const auto integer = json.integer()) return Value::integer(*integer);
+  if (const std::string* text = json.string()) return Value::string(MarkedText::of_message(*text));
+  if (const JsonArray* array = json.array()) {
+    jinja::List list;
+    for (const Json& element : *array) {
+      QMLP_ASSIGN(Value value, to_value(element));
+      list.push_back(std::move(value));
+    }
+    return Value::of(std::move(list));
+  }
+  if (json.object() == nullptr) {
+    return Error{Errc::unsupported, "tools: numbers with a fraction are not supported"};
+  }
+  jinja::Dict dict;
+  for (const JsonMember& member : json.object()->members()) {
+    QMLP_ASSIGN(Value value, to_value(member.value));
+    dict.emplace_back(member.name, std::move(value));
+  }
+  return Value::of(std::move(dict));
 }
 
 }  // namespace
 
-Result<ChatTemplate> ChatTemplate::open(const std::string& checkpoint_path) {
+Result<ChatTemplate> ChatTemplate::open(const std::string& checkpoint_path,
+                                        const TokenizerConfig& config) {
   ChatTemplate out;
-  const std::string config_path = join_path(checkpoint_path, "tokenizer_config.json");
-  QMLP_ASSIGN(const auto config_text, read_optional(config_path, kMaxConfigBytes));
-  Json config;
-  if (config_text) {
-    QMLP_ASSIGN(config, Json::parse(*config_text, config_path));
-  }
-  for (const std::string_view name : {"bos_token", "eos_token", "unk_token", "sep_token",
-                                      "pad_token", "cls_token", "mask_token"}) {
-    if (const std::string* text = token_text(config.find(name))) {
-      out.special_tokens_.emplace_back(name, jinja::Value::string(MarkedText::of_template(*text)));
-    }
+  for (const auto& [name, text] : config.special_tokens) {
+    out.special_tokens_.emplace_back(name, jinja::Value::string(MarkedText::of_template(text)));
   }
   QMLP_ASSIGN(const auto file,
               read_optional(join_path(checkpoint_path, "chat_template.jinja"), kMaxConfigBytes));
-  Result<std::string> source = file ? Result<std::string>(*file) : configured_template(config);
+  Result<std::string> source =
+      file ? Result<std::string>(*file) : configured_template(config.chat_template);
   if (!source) {
     out.error_ = source.error();
     return out;
@@ -92,7 +103,8 @@ Result<ChatTemplate> ChatTemplate::open(const std::string& checkpoint_path) {
   return out;
 }
 
-Result<MarkedText> ChatTemplate::render(std::span<const ChatMessage> messages) const {
+Result<MarkedText> ChatTemplate::render(std::span<const ChatMessage> messages,
+                                        const ChatOptions& options) const {
   using jinja::Value;
   if (error_) return *error_;
   jinja::List list;
@@ -103,8 +115,21 @@ Result<MarkedText> ChatTemplate::render(std::span<const ChatMessage> messages) c
   }
   jinja::Dict variables = special_tokens_;
   variables.emplace_back("messages", Value::of(std::move(list)));
-  variables.emplace_back("add_generation_prompt", Value::boolean(true));
-  variables.emplace_back("tools", Value::none());
+  variables.emplace_back("add_generation_prompt", Value::boolean(options.add_generation_prompt));
+  Value tools = Value::none();
+  if (!options.tools.empty()) {
+    Result<Json> parsed = Json::parse(options.tools, "tools");
+    if (!parsed) return Error{Errc::invalid_argument, parsed.error().message};
+    if (parsed->array() == nullptr) {
+      return Error{Errc::invalid_argument,
+                   concat("tools: it is ", parsed->kind_name(), ", an array is required")};
+    }
+    QMLP_ASSIGN(tools, to_value(*parsed));
+  }
+  variables.emplace_back("tools", std::move(tools));
+  if (options.enable_thinking) {
+    variables.emplace_back("enable_thinking", Value::boolean(*options.enable_thinking));
+  }
   variables.emplace_back("documents", Value::none());
   return jinja::render(template_, std::move(variables));
 }

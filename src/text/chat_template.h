@@ -9,6 +9,7 @@
 #include "qmlp/tokenizer.h"
 #include "text/jinja.h"
 #include "text/marked_text.h"
+#include "text/tokenizer_config.h"
 
 namespace qmlp::text {
 
@@ -18,11 +19,12 @@ class ChatTemplate {
  public:
   // Fails on files that cannot be read. A folder without a template, or with one that is not
   // understood, opens; render says so.
-  static Result<ChatTemplate> open(const std::string& checkpoint_path);
+  static Result<ChatTemplate> open(const std::string& checkpoint_path,
+                                   const TokenizerConfig& config);
 
-  // What the template prints for these messages, up to where the assistant's answer starts. Valid
-  // UTF-8 is required.
-  Result<MarkedText> render(std::span<const ChatMessage> messages) const;
+  // What the template prints for these messages, which must be valid UTF-8.
+  Result<MarkedText> render(std::span<const ChatMessage> messages,
+                            const ChatOptions& options = {}) const;
 
  private:
   std::optional<Error> error_;

@@ -20,7 +20,8 @@ enum class ExprKind : std::uint8_t {
   integer,      // number
   string,       // text
   name,         // text
-  list,         // parts
+  list,         // parts; a tuple is one too
+  dict,         // parts: keys and values in turn
   attribute,    // parts[0].text
   item,         // parts[0][parts[1]]
   slice,        // parts[0][parts[1]:parts[2]:parts[3]], null where left out
@@ -49,8 +50,10 @@ enum class StatementKind : std::uint8_t {
   text,       // text
   output,     // value
   condition,  // if value: body, else: otherwise (an elif is an if in there)
-  loop,       // for target in value if filter: body, else: otherwise
-  assign,     // set target = value, or set target.member = value
+  loop,       // for target, or for more targets, in value if filter: body, else: otherwise
+  assign,     // set target = value, or set target.member = value; without value: what body prints
+  leave,      // break
+  next,       // continue
 };
 
 struct Statement;
@@ -62,6 +65,7 @@ struct Statement {
   std::string text;
   std::string target;
   std::string member;
+  std::vector<std::string> more_targets;  // of a loop that takes its elements apart
   ExprPtr value;
   ExprPtr filter;
   Block body;

@@ -1,6 +1,9 @@
 #include "text/jinja_builtins.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <initializer_list>
 #include <utility>
 
 #include "base/concat.h"
@@ -17,12 +20,12 @@ namespace {
 constexpr std::size_t kMaxText = std::size_t{64} << 20;
 constexpr std::size_t kMaxList = std::size_t{1} << 20;
 
+constexpr int kMaxNesting = 64;                 // of values that are compared
+constexpr std::int64_t kMaxVisits = 1'000'000;  // of values within them
+
 bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
-
-// What Python's str.strip() takes: White_Space and four separators of ASCII.
-bool python_space(char32_t c) { return is_space(c) || (c >= 0x1C && c <= 0x1F); }
 
 std::size_t last_character_length(std::string_view text) {
   std::size_t length = 1;
@@ -30,50 +33,16 @@ std::size_t last_character_length(std::string_view text) {
   return length;
 }
 
-// Strips white space, or the characters of `of`.
-MarkedText strip(const MarkedText& text, bool left, bool right,
-                 const std::optional<std::string>& of) {
-  const auto stripped = [&of](std::string_view character) {
-    return of ? of->find(character) != std::string::npos
-              : python_space(first_utf8_unit(character).code);
-  };
-  std::string_view rest = text.bytes;
-  std::size_t begin = 0;
-  while (left && !rest.empty()) {
-    const std::size_t length = first_utf8_unit(rest).length;
-    if (!stripped(rest.substr(0, length))) break;
-    rest.remove_prefix(length);
-    begin += length;
-  }
-  while (right && !rest.empty()) {
-    const std::size_t length = last_character_length(rest);
-    if (!stripped(rest.substr(rest.size() - length))) break;
-    rest.remove_suffix(length);
-  }
-  return text.substr(begin, begin + rest.size());
-}
-
-Result<MarkedText> change_case(const MarkedText& text, std::string_view name, std::size_t at) {
-  if (!is_ascii(text.bytes)) return refuse(concat(name, " of text beyond ASCII"), at);
-  MarkedText out = text;
-  bool start = true;
-  for (char& c : out.bytes) {
-    const bool upper = c >= 'A' && c <= 'Z';
-    const bool lower = c >= 'a' && c <= 'z';
-    const bool raise = name == "upper" || (name != "lower" && start);
-    if (raise && lower) c = static_cast<char>(c - 32);
-    if (!raise && upper) c = static_cast<char>(c + 32);
-    start = name == "title" ? !(upper || lower) : false;
-  }
-  return out;
-}
-
 std::optional<std::int64_t> as_integer(const Value& value) {
   if (value.kind != ValueKind::integer && value.kind != ValueKind::boolean) return std::nullopt;
   return value.number;
 }
 
-Result<bool> equal(const Value& left, const Value& right, std::size_t at) {
+Result<bool> equal_nested(const Value& left, const Value& right, int depth, std::int64_t& visits,
+                          std::size_t at) {
+  if (depth > kMaxNesting || ++visits > kMaxVisits) {
+    return refuse("a comparison of values nested so deep", at);
+  }
   if (const auto a = as_integer(left), b = as_integer(right); a && b) return *a == *b;
   if (left.kind != right.kind) return false;
   switch (left.kind) {
@@ -82,27 +51,43 @@ Result<bool> equal(const Value& left, const Value& right, std::size_t at) {
       return true;
     case ValueKind::string:
       return left.text.bytes == right.text.bytes;
+    case ValueKind::list: {
+      if (left.list->size() != right.list->size()) return false;
+      for (std::size_t i = 0; i < left.list->size(); ++i) {
+        QMLP_ASSIGN(const bool same,
+                    equal_nested((*left.list)[i], (*right.list)[i], depth + 1, visits, at));
+        if (!same) return false;
+      }
+      return true;
+    }
+    case ValueKind::dict: {
+      if (left.dict->size() != right.dict->size()) return false;
+      for (const auto& [key, value] : *left.dict) {
+        const Value* other = find(*right.dict, key);
+        if (other == nullptr) return false;
+        QMLP_ASSIGN(const bool same, equal_nested(value, *other, depth + 1, visits, at));
+        if (!same) return false;
+      }
+      return true;
+    }
     default:
       return refuse("a comparison of these values", at);
   }
 }
 
-// The length that len() gives: characters of a string.
-Result<std::int64_t> length(const Value& value, std::size_t at) {
-  switch (value.kind) {
-    case ValueKind::string:
-      return static_cast<std::int64_t>(std::count_if(value.text.bytes.begin(),
-                                                     value.text.bytes.end(),
-                                                     [](char c) { return (c & 0xC0) != 0x80; }));
-    case ValueKind::list:
-      return static_cast<std::int64_t>(value.list->size());
-    case ValueKind::dict:
-      return static_cast<std::int64_t>(value.dict->size());
-    case ValueKind::undefined:
-      return std::int64_t{0};
-    default:
-      return refuse("the length of this value", at);
+// Whether a value holds this dictionary; true also where that takes too long to see.
+bool holds_nested(const Value& value, const Dict& wanted, int depth, std::int64_t& visits) {
+  if (depth > kMaxNesting || ++visits > kMaxVisits) return true;
+  if (value.kind == ValueKind::dict) {
+    if (value.dict.get() == &wanted) return true;
+    return std::any_of(value.dict->begin(), value.dict->end(), [&](const auto& entry) {
+      return holds_nested(entry.second, wanted, depth + 1, visits);
+    });
   }
+  return value.kind == ValueKind::list &&
+         std::any_of(value.list->begin(), value.list->end(), [&](const Value& element) {
+           return holds_nested(element, wanted, depth + 1, visits);
+         });
 }
 
 Result<Value> contains(const Value& element, const Value& container, std::size_t at) {
@@ -153,16 +138,43 @@ Result<Value> compare(std::string_view op, const Value& left, const Value& right
   return Value::boolean(order >= 0);
 }
 
+// At runs of white space.
+List split_words(const MarkedText& text) {
+  List parts;
+  std::size_t begin = 0;
+  std::size_t at = 0;
+  const auto end_word = [&] {
+    if (begin < at) parts.push_back(Value::string(text.substr(begin, at)));
+  };
+  for (std::string_view rest = text.bytes; !rest.empty();) {
+    const Utf8Unit unit = first_utf8_unit(rest);
+    if (python_space(unit.code)) {
+      end_word();
+      begin = at + unit.length;
+    }
+    at += unit.length;
+    rest.remove_prefix(unit.length);
+  }
+  end_word();
+  return parts;
+}
+
 Result<Value> split(const MarkedText& text, const List& arguments, std::size_t at) {
-  if (arguments.size() != 1 || arguments[0].kind != ValueKind::string ||
+  if (arguments.empty() || (arguments.size() == 1 && arguments[0].kind == ValueKind::none)) {
+    return Value::of(split_words(text));
+  }
+  const bool limited = arguments.size() == 2 && arguments[1].kind == ValueKind::integer;
+  if ((arguments.size() != 1 && !limited) || arguments[0].kind != ValueKind::string ||
       arguments[0].text.bytes.empty()) {
     return refuse("this 'split'", at);
   }
   const std::string& separator = arguments[0].text.bytes;
+  const std::int64_t most = limited ? arguments[1].number : -1;
   List parts;
   std::size_t begin = 0;
   for (;;) {
-    const std::size_t end = text.bytes.find(separator, begin);
+    const bool full = most >= 0 && static_cast<std::int64_t>(parts.size()) == most;
+    const std::size_t end = full ? std::string::npos : text.bytes.find(separator, begin);
     parts.push_back(Value::string(text.substr(begin, std::min(end, text.size()))));
     if (end == std::string::npos) return Value::of(std::move(parts));
     begin = end + separator.size();
@@ -183,7 +195,182 @@ Result<Value> replace(const MarkedText& text, const std::string& old, const Mark
   }
 }
 
+// Characters [begin, end) of a text, from the end where negative.
+Result<Value> slice_text(const MarkedText& text, std::optional<std::int64_t> begin,
+                         std::optional<std::int64_t> end, std::size_t at) {
+  QMLP_ASSIGN(const std::int64_t size, length(Value::string(text), at));
+  const auto clamp = [size](std::int64_t bound) {
+    return std::clamp<std::int64_t>(bound < 0 ? bound + size : bound, 0, size);
+  };
+  const std::int64_t first = clamp(begin.value_or(0));
+  const std::int64_t last = std::max(first, clamp(end.value_or(size)));
+  std::size_t from = text.size();
+  std::size_t to = text.size();
+  std::int64_t index = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if ((text.bytes[i] & 0xC0) == 0x80) continue;
+    if (index == first) from = i;
+    if (index == last) to = i;
+    ++index;
+  }
+  return Value::string(from < to ? text.substr(from, to) : MarkedText());
+}
+
+Result<Value> range(const List& arguments, std::size_t at) {
+  std::int64_t bounds[3] = {0, 0, 1};
+  if (arguments.empty() || arguments.size() > 3) return refuse("this 'range'", at);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].kind != ValueKind::integer) return refuse("this 'range'", at);
+    bounds[arguments.size() == 1 ? 1 : i] = arguments[i].number;
+  }
+  const auto [first, end, step] = bounds;
+  if (step == 0) return refuse("this 'range'", at);
+  List out;
+  for (std::int64_t i = first; step > 0 ? i < end : i > end; i += step) {
+    if (out.size() == kMaxList) return refuse("a list this long", at);
+    out.push_back(Value::integer(i));
+    if (step > 0 ? i > INT64_MAX - step : i < INT64_MIN - step) break;
+  }
+  return Value::of(std::move(out));
+}
+
+// The local time as Python's strftime writes it in its default locale.
+Result<Value> format_now(std::string_view format, std::size_t at) {
+  static constexpr std::string_view kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                               "Thursday", "Friday", "Saturday"};
+  static constexpr std::string_view kMonths[] = {"January",   "February", "March",    "April",
+                                                 "May",       "June",     "July",     "August",
+                                                 "September", "October",  "November", "December"};
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  if (localtime_r(&now, &parts) == nullptr) return refuse("the local time", at);
+  std::string out;
+  const auto number = [&out](int value, int digits) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%0*d", digits, value);
+    out += text;
+  };
+  for (std::size_t i = 0; i < format.size(); ++i) {
+    if (format[i] != '%') {
+      out += format[i];
+      continue;
+    }
+    const std::string_view month = kMonths[static_cast<std::size_t>(parts.tm_mon)];
+    const std::string_view day = kDays[static_cast<std::size_t>(parts.tm_wday)];
+    switch (++i < format.size() ? format[i] : '\0') {
+      case 'd':
+        number(parts.tm_mday, 2);
+        break;
+      case 'm':
+        number(parts.tm_mon + 1, 2);
+        break;
+      case 'Y':
+        number(parts.tm_year + 1900, 1);
+        break;
+      case 'y':
+        number(parts.tm_year % 100, 2);
+        break;
+      case 'H':
+        number(parts.tm_hour, 2);
+        break;
+      case 'M':
+        number(parts.tm_min, 2);
+        break;
+      case 'S':
+        number(parts.tm_sec, 2);
+        break;
+      case 'j':
+        number(parts.tm_yday + 1, 3);
+        break;
+      case 'B':
+        out += month;
+        break;
+      case 'b':
+        out += month.substr(0, 3);
+        break;
+      case 'A':
+        out += day;
+        break;
+      case 'a':
+        out += day.substr(0, 3);
+        break;
+      case '%':
+        out += '%';
+        break;
+      default:
+        return refuse(concat("the time format ", quote(format)), at);
+    }
+  }
+  return Value::string(MarkedText::of_template(out));
+}
+
 }  // namespace
+
+bool python_space(char32_t c) noexcept { return is_space(c) || (c >= 0x1C && c <= 0x1F); }
+
+MarkedText strip(const MarkedText& text, bool left, bool right,
+                 const std::optional<std::string>& of) {
+  const auto stripped = [&of](std::string_view character) {
+    return of ? of->find(character) != std::string::npos
+              : python_space(first_utf8_unit(character).code);
+  };
+  std::string_view rest = text.bytes;
+  std::size_t begin = 0;
+  while (left && !rest.empty()) {
+    const std::size_t length = first_utf8_unit(rest).length;
+    if (!stripped(rest.substr(0, length))) break;
+    rest.remove_prefix(length);
+    begin += length;
+  }
+  while (right && !rest.empty()) {
+    const std::size_t length = last_character_length(rest);
+    if (!stripped(rest.substr(rest.size() - length))) break;
+    rest.remove_suffix(length);
+  }
+  return text.substr(begin, begin + rest.size());
+}
+
+Result<MarkedText> change_case(const MarkedText& text, std::string_view name, std::size_t at) {
+  if (!is_ascii(text.bytes)) return refuse(concat(name, " of text beyond ASCII"), at);
+  MarkedText out = text;
+  bool start = true;
+  for (char& c : out.bytes) {
+    const bool upper = c >= 'A' && c <= 'Z';
+    const bool lower = c >= 'a' && c <= 'z';
+    const bool raise = name == "upper" || (name != "lower" && start);
+    if (raise && lower) c = static_cast<char>(c - 32);
+    if (!raise && upper) c = static_cast<char>(c + 32);
+    start = name == "title" ? !(upper || lower) : false;
+  }
+  return out;
+}
+
+Result<bool> equal(const Value& left, const Value& right, std::size_t at) {
+  std::int64_t visits = 0;
+  return equal_nested(left, right, 0, visits, at);
+}
+
+Result<std::int64_t> length(const Value& value, std::size_t at) {
+  switch (value.kind) {
+    case ValueKind::string:
+      return static_cast<std::int64_t>(std::count_if(value.text.bytes.begin(),
+                                                     value.text.bytes.end(),
+                                                     [](char c) { return (c & 0xC0) != 0x80; }));
+    case ValueKind::list:
+      return static_cast<std::int64_t>(value.list->size());
+    case ValueKind::dict:
+      return static_cast<std::int64_t>(value.dict->size());
+    case ValueKind::undefined:
+      return std::int64_t{0};
+    default:
+      return refuse("the length of this value", at);
+  }
+}
+
+bool holds(const Value& value, const Dict& wanted) {
+  std::int64_t visits = 0;
+  return holds_nested(value, wanted, 0, visits);
+}
 
 const Value* find(const Dict& dict, std::string_view name) noexcept {
   for (const auto& [key, value] : dict) {
@@ -240,17 +427,42 @@ Result<MarkedText> printed(const Value& value, std::size_t at) {
 }
 
 Result<Value> attribute(const Value& object, std::string_view name, std::size_t at) {
-  static constexpr std::string_view kMethods[] = {"items",   "keys",   "values",     "get",
-                                                  "pop",     "copy",   "setdefault", "clear",
-                                                  "popitem", "update", "fromkeys"};
-  if (object.kind == ValueKind::undefined || object.kind == ValueKind::none) {
-    if (object.kind == ValueKind::none) return Value();
-    return refuse(concat("member ", quote(name), " of something undefined"), at);
+  const auto known = [name](std::initializer_list<std::string_view> names) {
+    return name.starts_with('_') || std::find(names.begin(), names.end(), name) != names.end();
+  };
+  // What Python's own attributes would give is a method, of no use but in a call.
+  bool is_method = false;
+  switch (object.kind) {
+    case ValueKind::none:
+      return Value();
+    case ValueKind::dict:
+      is_method = known({"clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem",
+                         "setdefault", "update", "values"});
+      break;
+    case ValueKind::list:
+      is_method = known({"append", "clear", "copy", "count", "extend", "index", "insert", "pop",
+                         "remove", "reverse", "sort"});
+      break;
+    case ValueKind::string:
+      is_method = known(
+          {"capitalize",   "casefold",    "center",    "count",      "encode",       "endswith",
+           "expandtabs",   "find",        "format",    "format_map", "index",        "isalnum",
+           "isalpha",      "isascii",     "isdecimal", "isdigit",    "isidentifier", "islower",
+           "isnumeric",    "isprintable", "isspace",   "istitle",    "isupper",      "join",
+           "ljust",        "lower",       "lstrip",    "maketrans",  "partition",    "removeprefix",
+           "removesuffix", "replace",     "rfind",     "rindex",     "rjust",        "rpartition",
+           "rsplit",       "rstrip",      "split",     "splitlines", "startswith",   "strip",
+           "swapcase",     "title",       "translate", "upper",      "zfill"});
+      break;
+    default:
+      return refuse(
+          concat("member ", quote(name),
+                 object.kind == ValueKind::undefined ? std::string_view(" of something undefined")
+                                                     : std::string_view()),
+          at);
   }
-  if (object.kind != ValueKind::dict) return refuse(concat("member ", quote(name)), at);
-  if (std::find(std::begin(kMethods), std::end(kMethods), name) != std::end(kMethods)) {
-    return refuse(concat("the method ", quote(name)), at);
-  }
+  if (is_method) return refuse(concat("the method ", quote(name)), at);
+  if (object.kind != ValueKind::dict) return Value();
   const Value* found = find(*object.dict, name);
   return found != nullptr ? *found : Value();
 }
@@ -266,11 +478,24 @@ Result<Value> item(const Value& object, const Value& key, std::size_t at) {
     if (index < 0 || index >= size) return Value();
     return (*object.list)[static_cast<std::size_t>(index)];
   }
+  if (object.kind == ValueKind::string && key.kind == ValueKind::integer) {
+    if (key.number == INT64_MAX) return Value();
+    const std::int64_t end = key.number + 1;
+    QMLP_ASSIGN(Value found,
+                slice(object, key.number, end == 0 ? std::optional<std::int64_t>() : end, 1, at));
+    return found.text.bytes.empty() ? Value() : found;
+  }
+  if (object.kind == ValueKind::undefined) {
+    return refuse("a subscript of something undefined", at);
+  }
   return refuse("this subscript", at);
 }
 
 Result<Value> slice(const Value& object, std::optional<std::int64_t> begin,
                     std::optional<std::int64_t> end, std::int64_t step, std::size_t at) {
+  if (object.kind == ValueKind::string && step == 1) {
+    return slice_text(object.text, begin, end, at);
+  }
   if (object.kind != ValueKind::list || (step != 1 && step != -1)) {
     return refuse("this slice", at);
   }
@@ -325,73 +550,13 @@ Result<Value> apply_operator(std::string_view op, const Value& left, const Value
   return refuse(concat(quote(op), " of these values"), at);
 }
 
-Result<Value> apply_filter(std::string_view name, const List& parts, std::size_t at) {
-  const Value& value = parts[0];
-  const bool plain = parts.size() == 1;
-  if (plain && (name == "length" || name == "count")) {
-    QMLP_ASSIGN(const std::int64_t count, length(value, at));
-    return Value::integer(count);
-  }
-  if (name == "default" || name == "d") {
-    if (parts.size() != 2) return refuse("this 'default'", at);
-    return value.kind == ValueKind::undefined ? parts[1] : value;
-  }
-  if (value.kind == ValueKind::list && plain && (name == "first" || name == "last")) {
-    return item(value, Value::integer(name == "first" ? 0 : -1), at);
-  }
-  if (plain && name == "list" && value.kind == ValueKind::list) return value;
-  if (plain && name == "string") {
-    QMLP_ASSIGN(MarkedText text, printed(value, at));
-    return Value::string(std::move(text));
-  }
-  if (value.kind == ValueKind::string) {
-    static constexpr std::string_view kMethods[] = {"upper", "lower", "title", "capitalize"};
-    if (plain && name == "trim") return Value::string(strip(value.text, true, true, std::nullopt));
-    if (name == "replace" || (plain && std::find(std::begin(kMethods), std::end(kMethods), name) !=
-                                           std::end(kMethods))) {
-      return call_method(value, name, List(parts.begin() + 1, parts.end()), at);
-    }
-  }
-  return refuse(concat("the filter ", quote(name)), at);
-}
-
-Result<Value> apply_test(std::string_view name, const List& parts, std::size_t at) {
-  const ValueKind kind = parts[0].kind;
-  const auto number = as_integer(parts[0]);
-  if (parts.size() == 1) {
-    if (name == "defined") return Value::boolean(kind != ValueKind::undefined);
-    if (name == "undefined") return Value::boolean(kind == ValueKind::undefined);
-    if (name == "none") return Value::boolean(kind == ValueKind::none);
-    if (name == "string") return Value::boolean(kind == ValueKind::string);
-    if (name == "mapping") return Value::boolean(kind == ValueKind::dict);
-    if (name == "boolean") return Value::boolean(kind == ValueKind::boolean);
-    if (name == "integer") return Value::boolean(kind == ValueKind::integer);
-    if (name == "number") return Value::boolean(number.has_value());
-    if (name == "true" || name == "false") {
-      const bool wanted = name == "true";
-      return Value::boolean(kind == ValueKind::boolean && (*number != 0) == wanted);
-    }
-    if (name == "sequence" || name == "iterable") {
-      const bool is_sequence = kind == ValueKind::string || kind == ValueKind::list ||
-                               kind == ValueKind::dict || kind == ValueKind::undefined;
-      return Value::boolean(is_sequence);
-    }
-    if ((name == "odd" || name == "even") && number) {
-      return Value::boolean((*number % 2 != 0) == (name == "odd"));
-    }
-  }
-  if (parts.size() == 2 && (name == "equalto" || name == "eq" || name == "in")) {
-    return apply_operator(name == "in" ? "in" : "==", parts[0], parts[1], at);
-  }
-  return refuse(concat("the test ", quote(name)), at);
-}
-
 Result<Value> call_method(const Value& object, std::string_view name, const List& arguments,
                           std::size_t at) {
   const bool strings = std::all_of(arguments.begin(), arguments.end(), [](const Value& value) {
     return value.kind == ValueKind::string;
   });
   const std::size_t count = arguments.size();
+  if (object.kind == ValueKind::string && name == "split") return split(object.text, arguments, at);
   if (object.kind == ValueKind::string && strings) {
     const MarkedText& text = object.text;
     if (name.ends_with("strip") && count <= 1) {
@@ -408,7 +573,6 @@ Result<Value> call_method(const Value& object, std::string_view name, const List
     if (name == "endswith" && count == 1) {
       return Value::boolean(text.bytes.ends_with(arguments[0].text.bytes));
     }
-    if (name == "split") return split(text, arguments, at);
     if (name == "replace" && count == 2 && !arguments[0].text.bytes.empty()) {
       return replace(text, arguments[0].text.bytes, arguments[1].text, at);
     }
@@ -423,7 +587,36 @@ Result<Value> call_method(const Value& object, std::string_view name, const List
     if (found != nullptr) return *found;
     return count == 2 ? arguments[1] : Value::none();
   }
+  if (object.kind == ValueKind::string && name == "join" && count == 1 &&
+      arguments[0].kind == ValueKind::list) {
+    return join(*arguments[0].list, object.text, at);
+  }
+  if (object.kind == ValueKind::dict && count == 0 &&
+      (name == "items" || name == "keys" || name == "values")) {
+    List out;
+    for (const auto& [key, value] : *object.dict) {
+      // Keys of what a caller gave are the caller's text, and a template's own never hurt.
+      Value key_text = Value::string(MarkedText::of_message(key));
+      if (name == "items") {
+        out.push_back(Value::of(List{std::move(key_text), value}));
+      } else {
+        out.push_back(name == "keys" ? key_text : value);
+      }
+    }
+    return Value::of(std::move(out));
+  }
   return refuse(concat("the method ", quote(name)), at);
+}
+
+Result<Value> join(const List& values, const MarkedText& separator, std::size_t at) {
+  MarkedText out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    QMLP_ASSIGN(const MarkedText text, printed(values[i], at));
+    if (out.size() + separator.size() + text.size() > kMaxText) return refuse("text this long", at);
+    if (i > 0) out.append(separator);
+    out.append(text);
+  }
+  return Value::string(std::move(out));
 }
 
 bool is_function(std::string_view name) noexcept {
@@ -447,6 +640,12 @@ Result<Value> call_function(std::string_view name, const List& arguments, Dict n
                  concat("chat template: it refuses these messages: ", quote(message.bytes))};
   }
   if (name == "namespace" && arguments.empty()) return Value::of(std::move(named));
+  if (name == "dict" && arguments.empty()) return Value::of(std::move(named));
+  if (name == "range" && named.empty()) return range(arguments, at);
+  if (name == "strftime_now" && arguments.size() == 1 && named.empty() &&
+      arguments[0].kind == ValueKind::string) {
+    return format_now(arguments[0].text.bytes, at);
+  }
   return refuse(concat("the function ", quote(name)), at);
 }
 

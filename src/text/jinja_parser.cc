@@ -138,6 +138,10 @@ class Parser {
       QMLP_TRY(loop(out));
     } else if (keyword == "set") {
       QMLP_TRY(assignment(out));
+    } else if (keyword == "break" || keyword == "continue") {
+      if (loops_ == 0) return refuse(concat(quote(keyword), " outside a loop"), at);
+      out.kind = keyword == "break" ? StatementKind::leave : StatementKind::next;
+      QMLP_TRY(expect_end_of_tag(TokenKind::statement_end));
     } else if (keyword == "generation") {
       // Marks the assistant's words for training; prints its body.
       QMLP_TRY(expect_end_of_tag(TokenKind::statement_end));
@@ -182,14 +186,22 @@ class Parser {
 
   Status loop(Statement& out) {
     out.kind = StatementKind::loop;
+    const bool enclosed = take_symbol("(");
     QMLP_ASSIGN(out.target, expect_name());
+    while (take_symbol(",")) {
+      QMLP_ASSIGN(std::string target, expect_name());
+      out.more_targets.push_back(std::move(target));
+    }
+    if (enclosed) QMLP_TRY(expect_symbol(")"));
     if (!take_name("in")) return unexpected();
     QMLP_ASSIGN(out.value, either());
     if (take_name("if")) {
       QMLP_ASSIGN(out.filter, expression());
     }
     QMLP_TRY(expect_end_of_tag(TokenKind::statement_end));
+    ++loops_;
     QMLP_ASSIGN(out.body, parse_block({"else", "endfor"}));
+    --loops_;
     if (is(TokenKind::end)) return unexpected();
     const std::string keyword = take_keyword();
     QMLP_TRY(expect_end_of_tag(TokenKind::statement_end));
@@ -205,6 +217,13 @@ class Parser {
     QMLP_ASSIGN(out.target, expect_name());
     if (take_symbol(".")) {
       QMLP_ASSIGN(out.member, expect_name());
+    }
+    if (is(TokenKind::statement_end) && out.member.empty()) {
+      advance();
+      QMLP_ASSIGN(out.body, parse_block({"endset"}));
+      if (is(TokenKind::end)) return unexpected();
+      take_keyword();
+      return expect_end_of_tag(TokenKind::statement_end);
     }
     QMLP_TRY(expect_symbol("="));
     QMLP_ASSIGN(out.value, expression());
@@ -366,8 +385,28 @@ class Parser {
     }
     if (take_symbol("(")) {
       QMLP_ASSIGN(ExprPtr inside, expression());
+      if (take_symbol(")")) return inside;
+      auto expr = make(ExprKind::list, at);
+      expr->parts.push_back(std::move(inside));
+      while (take_symbol(",") && !is_symbol(")")) {
+        QMLP_ASSIGN(ExprPtr element, expression());
+        expr->parts.push_back(std::move(element));
+      }
       QMLP_TRY(expect_symbol(")"));
-      return inside;
+      return ExprPtr(std::move(expr));
+    }
+    if (take_symbol("{")) {
+      auto expr = make(ExprKind::dict, at);
+      while (!is_symbol("}")) {
+        QMLP_ASSIGN(ExprPtr key, expression());
+        QMLP_TRY(expect_symbol(":"));
+        QMLP_ASSIGN(ExprPtr value, expression());
+        expr->parts.push_back(std::move(key));
+        expr->parts.push_back(std::move(value));
+        if (!take_symbol(",")) break;
+      }
+      QMLP_TRY(expect_symbol("}"));
+      return ExprPtr(std::move(expr));
     }
     if (take_symbol("[")) {
       auto expr = make(ExprKind::list, at);
@@ -501,6 +540,7 @@ class Parser {
   std::vector<Token> tokens_;
   std::size_t at_ = 0;
   int depth_ = 0;
+  int loops_ = 0;  // around what is parsed
 };
 
 }  // namespace

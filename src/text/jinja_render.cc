@@ -44,7 +44,14 @@ class Renderer {
         case StatementKind::assign:
           QMLP_TRY(assign(statement));
           break;
+        case StatementKind::leave:
+          flow_ = Flow::leave;
+          break;
+        case StatementKind::next:
+          flow_ = Flow::next;
+          break;
       }
+      if (flow_ != Flow::on) return {};
       if (out_.size() > kMaxOutput) return refuse("output this long", statement.at);
     }
     return {};
@@ -66,7 +73,17 @@ class Renderer {
   }
 
   Status assign(const Statement& statement) {
-    QMLP_ASSIGN(Value value, evaluate(*statement.value));
+    Value value;
+    if (statement.value != nullptr) {
+      QMLP_ASSIGN(value, evaluate(*statement.value));
+    } else {
+      MarkedText outside = std::exchange(out_, MarkedText());
+      scopes_.emplace_back();
+      const Status status = run(statement.body);
+      scopes_.pop_back();
+      value = Value::string(std::exchange(out_, std::move(outside)));
+      if (!status) return status;
+    }
     if (statement.member.empty()) {
       set(scopes_.back(), statement.target, std::move(value));
       return {};
@@ -75,22 +92,42 @@ class Renderer {
     if (object.kind != ValueKind::dict) {
       return refuse(concat("setting a member of ", quote(statement.target)), statement.at);
     }
+    if (holds(value, *object.dict)) return refuse("a value within itself", statement.at);
     set(*object.dict, statement.member, std::move(value));
     return {};
+  }
+
+  // The loop's variables for one element.
+  static Result<Dict> take_apart(const Statement& statement, const Value& element) {
+    if (statement.more_targets.empty()) return Dict{{statement.target, element}};
+    const std::size_t count = 1 + statement.more_targets.size();
+    if (element.kind != ValueKind::list || element.list->size() != count) {
+      return refuse(concat("a loop that takes this apart into ", count), statement.at);
+    }
+    Dict out = {{statement.target, (*element.list)[0]}};
+    for (std::size_t i = 1; i < count; ++i) {
+      out.emplace_back(statement.more_targets[i - 1], (*element.list)[i]);
+    }
+    return out;
   }
 
   // Each turn has a scope of its own, as in Jinja: what it sets is gone after it.
   Status loop(const Statement& statement) {
     QMLP_ASSIGN(Value sequence, evaluate(*statement.value));
-    if (sequence.kind != ValueKind::list && sequence.kind != ValueKind::undefined) {
+    List elements;
+    if (sequence.kind == ValueKind::list) {
+      elements = *sequence.list;
+    } else if (sequence.kind == ValueKind::dict) {
+      QMLP_ASSIGN(const Value keys, call_method(sequence, "keys", {}, statement.at));
+      elements = *keys.list;
+    } else if (sequence.kind != ValueKind::undefined) {
       return refuse("a loop over something that is no list", statement.at);
     }
-    List elements;
-    if (sequence.kind == ValueKind::list) elements = *sequence.list;
     if (statement.filter != nullptr) {
       List kept;
       for (Value& element : elements) {
-        scopes_.push_back({{statement.target, element}});
+        QMLP_ASSIGN(Dict targets, take_apart(statement, element));
+        scopes_.push_back(std::move(targets));
         Result<Value> keep = evaluate(*statement.filter);
         scopes_.pop_back();
         if (!keep) return keep.error();
@@ -108,11 +145,14 @@ class Renderer {
           {"length", Value::integer(count)}};
       if (i > 0) facts.emplace_back("previtem", elements[index - 1]);
       if (i + 1 < count) facts.emplace_back("nextitem", elements[index + 1]);
-      scopes_.push_back(
-          {{"loop", Value::of(std::move(facts))}, {statement.target, elements[index]}});
+      QMLP_ASSIGN(Dict scope, take_apart(statement, elements[index]));
+      scope.emplace_back("loop", Value::of(std::move(facts)));
+      scopes_.push_back(std::move(scope));
       const Status status = run(statement.body);
       scopes_.pop_back();
       if (!status) return status;
+      const Flow flow = std::exchange(flow_, Flow::on);
+      if (flow == Flow::leave) break;
     }
     return count == 0 ? run(statement.otherwise) : Status();
   }
@@ -148,6 +188,15 @@ class Renderer {
         QMLP_ASSIGN(List list, evaluate_parts(expr, 0));
         return Value::of(std::move(list));
       }
+      case ExprKind::dict: {
+        QMLP_ASSIGN(const List parts, evaluate_parts(expr, 0));
+        Dict dict;
+        for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
+          if (parts[i].kind != ValueKind::string) return refuse("a key that is no text", expr.at);
+          set(dict, parts[i].text.bytes, parts[i + 1]);
+        }
+        return Value::of(std::move(dict));
+      }
       case ExprKind::attribute: {
         QMLP_ASSIGN(const Value object, evaluate(*expr.parts[0]));
         return attribute(object, expr.text, expr.at);
@@ -163,8 +212,8 @@ class Renderer {
         return evaluate_call(expr);
       case ExprKind::filter: {
         QMLP_ASSIGN(const List parts, evaluate_parts(expr, 0));
-        if (!expr.named.empty()) return refuse(concat("the filter ", quote(expr.text)), expr.at);
-        return apply_filter(expr.text, parts, expr.at);
+        QMLP_ASSIGN(const Dict named, evaluate_named(expr));
+        return apply_filter(expr.text, parts, named, expr.at);
       }
       case ExprKind::test: {
         QMLP_ASSIGN(const List parts, evaluate_parts(expr, 0));
@@ -200,6 +249,15 @@ class Renderer {
     return values;
   }
 
+  Result<Dict> evaluate_named(const Expr& expr) {
+    Dict named;
+    for (const auto& [name, part] : expr.named) {
+      QMLP_ASSIGN(Value value, evaluate(*part));
+      named.emplace_back(name, std::move(value));
+    }
+    return named;
+  }
+
   Result<Value> evaluate_slice(const Expr& expr) {
     QMLP_ASSIGN(const Value object, evaluate(*expr.parts[0]));
     std::optional<std::int64_t> bounds[3];
@@ -216,11 +274,7 @@ class Renderer {
   Result<Value> evaluate_call(const Expr& expr) {
     const Expr& callee = *expr.parts[0];
     QMLP_ASSIGN(const List arguments, evaluate_parts(expr, 1));
-    Dict named;
-    for (const auto& [name, part] : expr.named) {
-      QMLP_ASSIGN(Value value, evaluate(*part));
-      named.emplace_back(name, std::move(value));
-    }
+    QMLP_ASSIGN(Dict named, evaluate_named(expr));
     if (callee.kind == ExprKind::attribute) {
       QMLP_ASSIGN(const Value object, evaluate(*callee.parts[0]));
       if (!named.empty()) return refuse(concat("the method ", quote(callee.text)), expr.at);
@@ -239,8 +293,11 @@ class Renderer {
     return apply_operator(expr.text, left, right, expr.at);
   }
 
+  enum class Flow : std::uint8_t { on, leave, next };
+
   std::vector<Dict> scopes_;
   MarkedText out_;
+  Flow flow_ = Flow::on;
   std::int64_t steps_ = 0;
   int depth_ = 0;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/try.h"
+
 namespace qmlp::text {
 namespace {
 
@@ -12,7 +14,7 @@ struct Span {
   bool is_match;
 };
 
-// Joins each match (`first_is_match`) or non-match with the span after it, as merged_with_* ask.
+// Joins each match with the span before it, or after it, as merged_with_* ask.
 void merge_pairs(std::vector<Span>& spans, bool with_previous) {
   if (!with_previous) std::reverse(spans.begin(), spans.end());
   std::vector<Span> merged;
@@ -42,30 +44,76 @@ void merge_runs(std::vector<Span>& spans) {
   spans = std::move(merged);
 }
 
-}  // namespace
-
-Status PreTokenizer::run(std::string_view text, RegexScratch& scratch, const Sink& sink) const {
-  if (text.empty()) return {};
-  return step(0, text, scratch, sink);
+std::string with_prefix(std::string_view prefix, std::string_view text) {
+  std::string out;
+  out.reserve(prefix.size() + text.size());
+  out += prefix;
+  out += text;
+  return out;
 }
 
-Status PreTokenizer::step(std::size_t index, std::string_view piece, RegexScratch& scratch,
-                          const Sink& sink) const {
-  std::string prefixed;
-  const bool prefix = index < steps_.size() ? steps_[index].prefix_space : prefix_space_;
-  if (prefix && piece.front() != ' ') {
-    prefixed.reserve(piece.size() + 1);
-    prefixed += ' ';
-    prefixed += piece;
-    piece = prefixed;
-  }
+}  // namespace
+
+Status PreTokenizer::run(std::string_view text, bool at_start, RegexScratch& scratch,
+                         const Sink& sink) const {
+  if (text.empty()) return {};
+  return step(0, text, at_start, scratch, sink);
+}
+
+Status PreTokenizer::step(std::size_t index, std::string_view piece, bool at_start,
+                          RegexScratch& scratch, const Sink& sink) const {
   if (index == steps_.size()) {
-    sink(piece);
+    if (prefix_space_ && piece.front() != ' ') {
+      sink(with_prefix(" ", piece));
+    } else {
+      sink(piece);
+    }
     return {};
   }
-  const SplitStep& split = steps_[index];
+  if (const auto* metaspace = std::get_if<MetaspaceStep>(&steps_[index])) {
+    return mark_spaces(*metaspace, index, piece, at_start, scratch, sink);
+  }
+  const auto& pattern = *std::get_if<SplitStep>(&steps_[index]);
+  if (pattern.prefix_space && piece.front() != ' ') {
+    return split(pattern, index, with_prefix(" ", piece), at_start, scratch, sink);
+  }
+  return split(pattern, index, piece, at_start, scratch, sink);
+}
+
+Status PreTokenizer::mark_spaces(const MetaspaceStep& metaspace, std::size_t index,
+                                 std::string_view piece, bool at_start, RegexScratch& scratch,
+                                 const Sink& sink) const {
+  using Prepend = MetaspaceStep::Prepend;
+  const std::string& mark = metaspace.mark;
+  const bool prepend =
+      metaspace.prepend == Prepend::always || (metaspace.prepend == Prepend::first && at_start);
+  std::string marked;
+  marked.reserve(piece.size() + piece.size() / 2 + mark.size());
+  if (prepend && piece.front() != ' ' && !piece.starts_with(mark)) marked += mark;
+  for (const char c : piece) {
+    if (c == ' ') {
+      marked += mark;
+    } else {
+      marked += c;
+    }
+  }
+  const std::string_view rest = marked;
+  std::size_t begin = 0;
+  while (metaspace.split) {
+    const std::size_t end = rest.find(mark, begin + 1);
+    if (end == std::string_view::npos) break;
+    QMLP_TRY(
+        step(index + 1, rest.substr(begin, end - begin), at_start && begin == 0, scratch, sink));
+    begin = end;
+  }
+  return step(index + 1, rest.substr(begin), at_start && begin == 0, scratch, sink);
+}
+
+Status PreTokenizer::split(const SplitStep& split, std::size_t index, std::string_view piece,
+                           bool at_start, RegexScratch& scratch, const Sink& sink) const {
   const auto pass_on = [&](const Span& span) {
-    return step(index + 1, piece.substr(span.begin, span.end - span.begin), scratch, sink);
+    return step(index + 1, piece.substr(span.begin, span.end - span.begin),
+                at_start && span.begin == 0, scratch, sink);
   };
   // The common behaviour needs no list of the spans.
   const bool direct = split.behavior == SplitBehavior::isolated;

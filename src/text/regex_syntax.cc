@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/try.h"
 #include "text/unicode_additions.h"
 #include "text/utf8.h"
 
@@ -38,6 +39,15 @@ std::string category_members(std::string_view name) {
     if (std::string_view(range.category).substr(0, name.size()) == name) {
       out += range_escape(range.first, range.last);
     }
+  }
+  return out;
+}
+
+// Letters of words as the Unicode standard's recommendation for \w has them, less the joiners.
+std::string word_members() {
+  std::string out = R"(\p{Alphabetic})";
+  for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) {
+    out += category_members(category);
   }
   return out;
 }
@@ -234,6 +244,14 @@ class Translator {
           atom.members = "\\S\\x{180E}";
         }
         return atom;
+      case 'w':
+      case 'W':
+        ++at_;
+        atom.is_set = true;
+        atom.negated = c == 'W';
+        // Oniguruma's has the signs of Latin-1 that are numbers, and no joiners.
+        atom.members = word_members() + R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
+        break;
       case 'd':
       case 'D':
         ++at_;
@@ -329,6 +347,27 @@ class Translator {
 }  // namespace
 
 Result<std::string> to_pcre2_syntax(std::string_view pattern) { return Translator(pattern).run(); }
+
+Result<Regex> compile_pattern(std::string_view pattern) {
+  QMLP_ASSIGN(const std::string translated, to_pcre2_syntax(pattern));
+  return Regex::compile(translated);
+}
+
+std::string space_class() { return std::string(kSpaces); }
+
+std::string word_class() { return word_members() + R"(\x{200C}\x{200D})"; }
+
+std::string punctuation_pattern() {
+  // Unicode 8's, which only Hugging Face's Punctuation has: what later versions added, and two
+  // characters that were punctuation then.
+  static constexpr std::string_view kLater =
+      R"(\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B7D}-\x{1B7E}\x{2E43}-\x{2E5D}\x{10EAD})"
+      R"(\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D})"
+      R"(\x{11660}-\x{1166C}\x{116B9}\x{1183B}\x{11944}-\x{11946}\x{119E2}\x{11A3F}-\x{11A46})"
+      R"(\x{11A9A}-\x{11AA2}\x{11C41}-\x{11C45}\x{11C70}-\x{11C71}\x{11EF7}-\x{11EF8}\x{11FFF})"
+      R"(\x{12FF1}-\x{12FF2}\x{16E97}-\x{16E9A}\x{16FE2}\x{1E95E}-\x{1E95F})";
+  return "(?![" + std::string(kLater) + R"(])[!-/:-@\[-`{-~\p{P}\x{166D}\x{111C9}])";
+}
 
 std::string digits_class() {
   // Unicode 17's, which only Hugging Face's Digits has.

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "qmlp/status.h"
+#include "text/regex.h"
 
 namespace qmlp::text {
 
@@ -12,7 +13,15 @@ namespace qmlp::text {
 // known to use, are refused by name. Groups do not capture.
 Result<std::string> to_pcre2_syntax(std::string_view pattern);
 
-// The members of \p{N} as the inside of a PCRE2 class, as Hugging Face's Digits takes them.
+// A pattern of Hugging Face's regex engine, compiled.
+Result<Regex> compile_pattern(std::string_view pattern);
+
+// What Hugging Face's pre-tokenizers take for a digit, a letter of a word and white space, each as
+// the inside of a PCRE2 class.
 std::string digits_class();
+std::string word_class();
+std::string space_class();
+// And for one character of punctuation, as a PCRE2 pattern.
+std::string punctuation_pattern();
 
 }  // namespace qmlp::text

@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "base/concat.h"
-#include "text/byte_alphabet.h"
 #include "text/quote.h"
 
 namespace qmlp::text {
@@ -90,12 +89,9 @@ std::string_view Vocabulary::text(std::int32_t id) const noexcept {
   return text_of(tokens_[static_cast<std::size_t>(id)]);
 }
 
-std::string Vocabulary::bytes(std::int32_t id) const {
-  const Token& token = tokens_[static_cast<std::size_t>(id)];
-  if (!token.added) {
-    if (auto bytes = letters_to_bytes(text_of(token))) return *std::move(bytes);
-  }
-  return std::string(text_of(token));
+bool Vocabulary::is_added(std::int32_t id) const noexcept {
+  const Token* found = token(id);
+  return found != nullptr && found->added;
 }
 
 }  // namespace qmlp::text

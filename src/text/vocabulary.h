@@ -32,7 +32,7 @@ class Vocabulary {
   bool contains(std::int32_t id) const noexcept { return token(id) != nullptr; }
   bool is_special(std::int32_t id) const noexcept;
   std::string_view text(std::int32_t id) const noexcept;  // of an id that is contained
-  std::string bytes(std::int32_t id) const;               // of an id that is contained
+  bool is_added(std::int32_t id) const noexcept;
 
  private:
   struct Token {

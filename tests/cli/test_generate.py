@@ -187,6 +187,36 @@ class Generate(cli.TestCase):
             self.bad(3, "/nonexistent/x", "generate", m, "-p", "abc", option, "/nonexistent/x")
             self.bad(3, cli.FOLDER, "generate", m, "-p", "abc", option, cli.FOLDER)
 
+    def test_byte_fallback_and_bos(self):
+        start, end = tiny_model.IM_START, tiny_model.IM_END
+        specials = [{"id": start, "content": "<s>", "special": True, "normalized": False},
+                    {"id": end, "content": "</s>", "special": True, "normalized": False}]
+        path = cli.copy_of_model("byte_fallback", tokenizer={
+            "added_tokens": specials, "normalizer": None, "pre_tokenizer": None,
+            "post_processor": {
+                "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [start], "tokens": ["<s>"]}}},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "byte_fallback": True, "merges": [],
+                      "vocab": {**{f"<0x{byte:02X}>": byte for byte in range(256)}, "<s>": start, "</s>": end}}})
+        text = "caf\u00e9 \u6a4b"
+        # The tokenizer puts bos in front, and --bos no second one.
+        for flags in ((), ("--bos",)):
+            result = self.json("generate", path, "-p", text, "-n", 24, *flags)
+            self.assertEqual(result["prompt_ids"], [start, *model_text(text)])
+        # Characters of several tokens come whole, streamed as at once.
+        answer = bytes(b for b in result["token_ids"] if b < 256)
+        expected = answer.removeprefix(b" ").decode(errors="replace")
+        self.assertEqual(result["text"], expected)
+        streamed = self.good("generate", path, "-p", text, "-n", 24).stdout.decode()
+        self.assertEqual(streamed, expected if expected.endswith("\n") else expected + "\n")
+        # What follows a cache is no start of a text.
+        cache = os.path.join(cli.FOLDER, "bos.cache")
+        self.json("generate", path, "-p", "ab", "-n", 0, "--prompt-cache-save", cache)
+        more = self.json("generate", path, "-p", "cd", "-n", 1, "--prompt-cache-load", cache, "--prompt-cache-append")
+        self.assertEqual(more["prompt_ids"], [start, *model_text("abcd")])
+
     def test_without_tokenizer(self):
         path = cli.copy_of_model("no_tokenizer")
         os.remove(os.path.join(path, "tokenizer.json"))

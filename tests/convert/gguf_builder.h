@@ -21,6 +21,7 @@ enum class Ggml : std::uint32_t {
   q5_1 = 7,
   q8_0 = 8,
   q4_k = 12,
+  q6_k = 14,
   bf16 = 30
 };
 
@@ -49,6 +50,11 @@ class GgufBuilder {
     for (const std::string& value : values) body += sized(value);
     set(key, 9, body);
   }
+  void f32s(const std::string& key, const std::vector<float>& values) {
+    std::string body = raw(std::uint32_t{6}) + raw(std::uint64_t{values.size()});
+    for (const float value : values) body += raw(value);
+    set(key, 9, body);
+  }
   void i32s(const std::string& key, const std::vector<std::int32_t>& values) {
     std::string body = raw(std::uint32_t{5}) + raw(std::uint64_t{values.size()});
     for (const std::int32_t value : values) body += raw(value);
@@ -67,6 +73,14 @@ class GgufBuilder {
       }
     }
   }
+  // Turns "llama.block_count" into "qwen2.block_count", and so on.
+  void set_architecture(const std::string& name) {
+    text("general.architecture", name);
+    constexpr std::string_view kOld = "llama.";
+    for (auto& [key, value] : metadata_) {
+      if (key.compare(0, kOld.size(), kOld) == 0) key = name + key.substr(kOld.size() - 1);
+    }
+  }
   Tensor& tensor(std::string_view name) {
     for (Tensor& entry : tensors) {
       if (entry.name == name) return entry;
@@ -82,12 +96,19 @@ class GgufBuilder {
     }
   }
 
+  // Where each record of the last header() began: the counts, the keys, the tensors.
+  const std::vector<std::size_t>& boundaries() const { return boundaries_; }
   std::string header() const {
+    boundaries_ = {0, 4, 8, 16};
     std::string out = "GGUF" + raw(version) + raw(std::uint64_t{tensors.size()}) +
                       raw(std::uint64_t{metadata_.size()});
-    for (const auto& [key, value] : metadata_) out += sized(key) + value;
+    for (const auto& [key, value] : metadata_) {
+      boundaries_.push_back(out.size());
+      out += sized(key) + value;
+    }
     std::uint64_t offset = 0;
     for (const Tensor& entry : tensors) {
+      boundaries_.push_back(out.size());
       out += sized(entry.name) + raw(static_cast<std::uint32_t>(entry.dims.size()));
       for (const std::uint64_t dim : entry.dims) out += raw(dim);
       out += raw(static_cast<std::uint32_t>(entry.type)) + raw(offset);
@@ -120,6 +141,7 @@ class GgufBuilder {
     return (size + alignment - 1) / alignment * alignment;
   }
   std::vector<std::pair<std::string, std::string>> metadata_;
+  mutable std::vector<std::size_t> boundaries_;
 };
 
 // One weight in plain form: codes, and d and m of each block of 32 as f16 bits.

@@ -39,7 +39,7 @@ TEST(Gguf, ReadsMetadataAndTensors) {
   EXPECT_EQ(file->find("n.bool")->boolean(), true);
   EXPECT_EQ(file->find("llama.rope.freq_base")->number(), 100000.0);
   EXPECT_EQ(file->find("tokenizer.ggml.tokens")->texts()->at(5), "ab");
-  EXPECT_EQ(file->find("tokenizer.ggml.token_type")->integers()->at(2), 4);
+  EXPECT_EQ(file->find("tokenizer.ggml.token_type")->integers()->integer(2), 4);
   EXPECT_EQ(file->find("nothing"), nullptr);
   ASSERT_EQ(file->tensors().size(), 11u);
   const GgufTensor* down = file->find_tensor("blk.0.ffn_down.weight");
@@ -78,9 +78,71 @@ TEST(Gguf, RefusesEveryTruncation) {
     std::filesystem::resize_file(path, size);
     const auto file = GgufFile::open(path);
     ASSERT_FALSE(file.has_value()) << size;
-    ASSERT_EQ(file.error().message.find('\n'), std::string::npos);
+    const std::string& message = file.error().message;
+    ASSERT_EQ(message.find('\n'), std::string::npos);
+    if (size < 4) continue;  // not recognised as GGUF at all
+    const auto at = message.find(": byte ");
+    ASSERT_NE(at, std::string::npos) << message;
+    ASSERT_LE(std::stoull(message.substr(at + 7)), size) << message;
   }
   expect_error(open(whole.substr(0, whole.size() - 32)), Errc::corrupt_file, "truncated");
+}
+
+// A file that ends where a record begins says so with that byte.
+TEST(Gguf, NamesTheByteOfATruncation) {
+  const TinyGguf gguf;
+  const std::string whole = gguf.build();
+  gguf.header();
+  for (const std::size_t at : gguf.boundaries()) {
+    if (at == 0) continue;
+    const auto file = open(whole.substr(0, at));
+    // The counts are compared with what is left as soon as they are known.
+    expect_error(file, Errc::corrupt_file, at < 24 ? "byte " + std::to_string(at) : "byte ");
+  }
+  // Inside the data of the last tensor: its record is named.
+  const std::string record = "byte " + std::to_string(gguf.boundaries().back());
+  expect_error(open(whole.substr(0, whole.size() - 32)), Errc::corrupt_file, record, "ffn_down");
+}
+
+TEST(Gguf, NamesTheByteOfARepetition) {
+  TinyGguf gguf;
+  gguf.tensors.push_back(gguf.tensor("output_norm.weight"));
+  gguf.header();
+  expect_error(open(gguf.build()), Errc::corrupt_file, "duplicate tensor",
+               "byte " + std::to_string(gguf.boundaries().back()) + ":");
+  std::string whole = TinyGguf().build();
+  const auto at = whole.find("llama.context_length");
+  whole.replace(at, 20, "general.architecture");
+  expect_error(open(whole), Errc::corrupt_file, "duplicate key",
+               "byte " + std::to_string(at) + ":");
+}
+
+TEST(Gguf, ReadsNumbersOfEveryType) {
+  TinyGguf gguf;
+  const auto array = [&gguf](const std::string& key, std::uint32_t type, const std::string& body,
+                             std::uint64_t count) {
+    gguf.set(key, 9, GgufBuilder::raw(type) + GgufBuilder::raw(count) + body);
+  };
+  array("u8", 0, "\xFE\x01", 2);
+  array("i8", 1, "\xFE\x01", 2);
+  array("i16", 3, GgufBuilder::raw(std::int16_t{-300}), 1);
+  array("u64", 10, GgufBuilder::raw(std::uint64_t{1} << 62), 1);
+  array("i64", 11, GgufBuilder::raw(std::int64_t{-5}), 1);
+  array("f32", 6, GgufBuilder::raw(1.5f) + GgufBuilder::raw(-2.0f), 2);
+  array("f64", 12, GgufBuilder::raw(0.1), 1);
+  array("none", 4, "", 0);
+  const auto file = open(gguf.build());
+  ASSERT_TRUE(file.has_value()) << file.error().message;
+  EXPECT_EQ(file->find("u8")->integers()->integer(0), 254);
+  EXPECT_EQ(file->find("i8")->integers()->integer(0), -2);
+  EXPECT_EQ(file->find("i8")->integers()->number(1), 1.0);
+  EXPECT_EQ(file->find("i16")->integers()->integer(0), -300);
+  EXPECT_EQ(file->find("u64")->integers()->integer(0), std::int64_t{1} << 62);
+  EXPECT_EQ(file->find("i64")->integers()->integer(0), -5);
+  EXPECT_EQ(file->find("f32")->integers(), nullptr);
+  EXPECT_EQ(file->find("f32")->numbers()->number(1), -2.0);
+  EXPECT_EQ(file->find("f64")->numbers()->number(0), 0.1);
+  EXPECT_EQ(file->find("none")->numbers()->size(), 0u);
 }
 
 TEST(Gguf, SurvivesRandomDamage) {

@@ -64,9 +64,8 @@ class TinyGguf : public GgufBuilder {
     Tensor tensor{name, {static_cast<std::uint64_t>(K), static_cast<std::uint64_t>(N)}, type, {}};
     if (type == Ggml::f32 || type == Ggml::f16 || type == Ggml::bf16) {
       tensor.bytes = random_floats(name, N * K, type);
-    } else if (type == Ggml::q4_k) {
-      tensor.dims = {256, static_cast<std::uint64_t>(N)};
-      tensor.bytes.resize(static_cast<std::size_t>(N) * 144);
+    } else if (type == Ggml::q4_k || type == Ggml::q6_k) {
+      tensor.bytes.resize(static_cast<std::size_t>(N * K / 256 * (type == Ggml::q4_k ? 144 : 210)));
     } else {
       PlainWeight weight{N, K, {}, {}, {}};
       const int bits = type == Ggml::q8_0 ? 8 : type == Ggml::q5_0 || type == Ggml::q5_1 ? 5 : 4;

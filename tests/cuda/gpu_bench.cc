@@ -18,14 +18,74 @@ namespace {
 
 using namespace qmlp;
 
-struct Shape {
-  const char* name;
-  std::int64_t hidden, intermediate;
+struct Case {
+  const char* shape;
+  const char* op;  // "swiglu", or a linear's name in a model
+  std::int64_t K, N;
 };
-constexpr Shape kShapes[] = {{"SmolLM2", 576, 1536},
-                             {"MiniCPM5", 1536, 4608},
-                             {"Llama-8B", 4096, 14336},
-                             {"Llama-70B", 8192, 28672}};
+constexpr Case kCases[] = {
+    {"SmolLM2", "swiglu", 576, 1536},    {"MiniCPM5", "swiglu", 1536, 4608},
+    {"Llama-8B", "swiglu", 4096, 14336}, {"Llama-70B", "swiglu", 8192, 28672},
+    {"SmolLM2", "q", 576, 576},          {"SmolLM2", "k", 576, 192},
+    {"SmolLM2", "down", 1536, 576},      {"SmolLM2", "head", 576, 49152},
+    {"MiniCPM5", "q", 1536, 1536},       {"MiniCPM5", "k", 1536, 256},
+    {"MiniCPM5", "down", 4608, 1536},    {"Llama-8B", "q", 4096, 4096},
+    {"Llama-8B", "k", 4096, 1024},       {"Llama-8B", "down", 14336, 4096},
+    {"Llama-8B", "head", 4096, 128256},  {"Llama-70B", "q", 8192, 8192},
+    {"Llama-70B", "k", 8192, 1024},      {"Llama-70B", "down", 28672, 8192},
+    {"Llama-70B", "head", 8192, 128256},
+};
+
+// key=value arguments.
+struct Options {
+  std::vector<int> bits = {4}, groups = {64};
+  std::vector<std::int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
+  std::string shape, op;  // empty: all; op "linear": all but swiglu
+  int segments = 1;
+  bool dense = false;
+};
+template <class T>
+std::vector<T> numbers(const std::string& text) {
+  std::vector<T> list;
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t used = 0;
+    list.push_back(static_cast<T>(std::stoll(text.substr(at), &used)));
+    at += used + 1;
+  }
+  return list;
+}
+Options parse(const std::vector<const char*>& arguments) {
+  Options options;
+  for (const std::string text : arguments) {
+    const std::size_t equals = text.find('=');
+    const std::string key = text.substr(0, equals);
+    const std::string word = equals == std::string::npos ? "" : text.substr(equals + 1);
+    if (key == "bits") {
+      options.bits = numbers<int>(word);
+    } else if (key == "group") {
+      options.groups = numbers<int>(word);
+    } else if (key == "m") {
+      options.tokens = numbers<std::int64_t>(word);
+    } else if (key == "shape") {
+      options.shape = word;
+    } else if (key == "op") {
+      options.op = word;
+    } else if (key == "segments") {
+      options.segments = std::stoi(word);
+    } else if (key == "dense") {
+      options.dense = true;
+    } else {
+      std::fprintf(stderr, "bench: unknown argument %s\n", text.c_str());
+      std::exit(2);
+    }
+  }
+  return options;
+}
+bool wanted(const Options& options, const Case& c) {
+  if (!options.shape.empty() && options.shape != c.shape) return false;
+  if (options.op.empty() || options.op == c.op) return true;
+  return options.op == "linear" && std::string(c.op) != "swiglu";
+}
 
 // Median microseconds a call of a graph of `calls` calls.
 double time_graph(cudaStream_t stream, int calls, const std::function<void(int)>& call) {
@@ -78,101 +138,153 @@ struct Blas {
   }
 };
 
-}  // namespace
+// One weight of a case, in as many copies as pass the L2 three times.
+struct Problem {
+  Plan plan;
+  std::vector<PackedWeightPtr> copies;
+  std::size_t bytes = 0;
 
-int run_bench(const std::vector<const char*>& arguments) {
-  const int bits = !arguments.empty() ? std::atoi(arguments[0]) : 4;
-  const int group = arguments.size() > 1 ? std::atoi(arguments[1]) : 64;
-  const bool dense = arguments.size() > 2 && std::string(arguments[2]) == "dense";
-  const std::string only = arguments.size() > 3 ? arguments[3] : "";
-  const DeviceFacts facts = value(cuda_facts(0));
-  cudaStream_t raw;
-  GPU_CHECK(cudaStreamCreate(&raw));
+  Problem(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
+          const DeviceFacts& facts, const Stream& stream, Rng& rng)
+      : plan(make(c, spec, most, segments, facts)) {
+    const bool swiglu = std::string(c.op) == "swiglu";
+    const QuantizedTensor first = random_weight(rng, c.N, c.K, spec);
+    const QuantizedTensor second = swiglu ? random_weight(rng, c.N, c.K, spec) : QuantizedTensor();
+    const auto add = [&] {
+      copies.push_back(value(swiglu ? pack(plan, first.view(), second.view(), stream)
+                                    : pack(plan, first.view(), stream)));
+    };
+    add();
+    bytes = packed_info(*copies[0]).bytes;
+    const int count = std::max(2, static_cast<int>(1.9e8 / static_cast<double>(bytes)) + 1);
+    while (static_cast<int>(copies.size()) < count) add();
+  }
+
+  static Plan make(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
+                   const DeviceFacts& facts) {
+    if (std::string(c.op) == "swiglu") {
+      return value(make_plan(SwigluProblem{most, c.K, c.N, spec, spec, DType::bf16,
+                                           Precision::match, Accumulation::tensor, segments},
+                             facts));
+    }
+    return value(make_plan(
+        LinearProblem{most, c.N, c.K, spec, DType::bf16, Accumulation::tensor, segments}, facts));
+  }
+};
+
+// The least of several launch shapes of a kernel that only reads that many bytes.
+double read_time(cudaStream_t stream, std::size_t bytes, int copies, int calls, std::byte* sink) {
+  const Buffer pool(bytes * static_cast<std::size_t>(copies));
+  GPU_CHECK(cudaMemset(pool.data, 0x5A, pool.bytes));
+  double least = 1e9;
+  for (const int grid : {132, 264, 528, 1056}) {
+    for (const int threads : {256, 512, 1024}) {
+      least = std::min(least, time_graph(stream, calls, [&](int i) {
+                         launch_read(pool.at(bytes * static_cast<std::size_t>(i % copies)), bytes,
+                                     sink, grid, threads, stream);
+                       }));
+    }
+  }
+  return least;
+}
+
+// [M, K] x [N, K] in bf16, and for a SwiGLU (N both halves) the kernel that follows.
+double dense_time(const Blas& blas, cudaStream_t stream, const Case& c, std::int64_t M,
+                  const Buffer& weights, int copies, const Buffer& x, const Buffer& product,
+                  const Buffer& out, int calls) {
+  const bool swiglu = std::string(c.op) == "swiglu";
+  const auto N = static_cast<int>(swiglu ? 2 * c.N : c.N), K = static_cast<int>(c.K);
+  const std::size_t bytes = static_cast<std::size_t>(N) * static_cast<std::size_t>(K) * 2;
+  const float one = 1.0f, zero = 0.0f;
+  constexpr int kBf16 = 14, kCompute32 = 68, kTranspose = 1, kPlain = 0, kDefault = -1;
+  return time_graph(stream, calls, [&](int i) {
+    blas.gemm(blas.handle, kTranspose, kPlain, N, static_cast<int>(M), K, &one,
+              weights.at(static_cast<std::size_t>(i % copies) * bytes), kBf16, K, x.data, kBf16, K,
+              &zero, product.data, kBf16, N, kCompute32, kDefault);
+    if (swiglu) launch_silu_mul(product.data, out.data, M, c.N, stream);
+  });
+}
+
+void bench_case(const Case& c, int bits, int group, const Options& options,
+                const DeviceFacts& facts, cudaStream_t raw, const Blas* blas) {
+  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
   const CudaStream cuda{raw};
   const Stream stream = stream_of(cuda);
   const Device device{DeviceKind::cuda, 0};
-  std::optional<Blas> blas;
-  if (dense) blas.emplace(raw);
+  const bool swiglu = std::string(c.op) == "swiglu";
   Rng rng(7);
-  for (const Shape& shape : kShapes) {
-    if (!only.empty() && only != shape.name) continue;
-    const std::int64_t H = shape.hidden, I = shape.intermediate;
-    const QuantSpec spec{bits, group, DType::bf16};
-    const QuantizedTensor gate = random_weight(rng, I, H, spec),
-                          up = random_weight(rng, I, H, spec);
-    constexpr std::int64_t kMost = 1024;
-    const SwigluProblem problem{
-        kMost, H, I, spec, spec, DType::bf16, Precision::match, Accumulation::tensor, 1};
-    const Plan plan = value(make_plan(problem, facts));
-    std::vector<PackedWeightPtr> weights = {value(pack(plan, gate.view(), up.view(), stream))};
-    const std::size_t bytes = packed_info(*weights[0]).bytes;
-    const int copies = std::max(2, static_cast<int>(2.0e8 / static_cast<double>(bytes)) + 1);
-    while (static_cast<int>(weights.size()) < copies) {
-      weights.push_back(value(pack(plan, gate.view(), up.view(), stream)));
+  const Problem problem(c, {bits, group, DType::bf16}, most, options.segments, facts, stream, rng);
+  const auto copies = static_cast<int>(problem.copies.size());
+  const std::vector<std::uint16_t> host_x = random_rows(rng, most * c.K, DType::bf16);
+  const Buffer x(host_x.size() * 2), out(static_cast<std::size_t>(most * c.N) * 2);
+  const Buffer workspace(problem.plan.workspace_bytes(most));
+  GPU_CHECK(cudaMemcpy(x.data, host_x.data(), x.bytes, cudaMemcpyHostToDevice));
+  // Some 3 ms a replay, whole rounds of the copies.
+  const auto calls_for = [&](double microseconds) {
+    return std::max(1, std::min(1000, static_cast<int>(3000 / microseconds)) / copies) * copies;
+  };
+  const double read = read_time(raw, problem.bytes, copies,
+                                calls_for(static_cast<double>(problem.bytes) / 4e6 + 2), out.at());
+  std::optional<Buffer> dense_weights, product;
+  int dense_copies = 0;
+  if (blas != nullptr) {
+    const std::int64_t N = swiglu ? 2 * c.N : c.N;
+    const auto bytes = static_cast<std::size_t>(N * c.K) * 2;
+    dense_copies = std::max(2, static_cast<int>(1.9e8 / static_cast<double>(bytes)) + 1);
+    dense_weights.emplace(bytes * static_cast<std::size_t>(dense_copies));
+    product.emplace(static_cast<std::size_t>(most * N) * 2);
+    fill_random(dense_weights->data, dense_weights->bytes / 2, raw);
+    GPU_CHECK(cudaStreamSynchronize(raw));
+  }
+  for (const std::int64_t M : options.tokens) {
+    const double flops = (swiglu ? 4.0 : 2.0) * static_cast<double>(M * c.K * c.N);
+    const int calls = calls_for(std::max(read, flops / 6e8));
+    const MatrixView in{x.at(), M, c.K, c.K, DType::bf16, device};
+    const MutableMatrixView to{out.at(), M, c.N, c.N, DType::bf16, device};
+    const double us = time_graph(raw, calls, [&](int i) {
+      const PackedWeight& weight = *problem.copies[static_cast<std::size_t>(i % copies)];
+      const Workspace space{{workspace.at(), workspace.bytes}};
+      value(swiglu ? fused_swiglu(problem.plan, weight, in, to, space, stream)
+                   : quantized_linear(problem.plan, weight, in, to, space, stream));
+    });
+    std::printf(
+        "{\"shape\": \"%s\", \"op\": \"%s\", \"segments\": %d, \"K\": %lld, \"N\": %lld, \"bits\": "
+        "%d, \"group\": "
+        "%d, "
+        "\"M\": %lld, \"us\": %.2f, \"read_us\": %.2f, \"bytes\": %zu, \"kernel\": \"%s\"",
+        c.shape, c.op, options.segments, (long long)c.K, (long long)c.N, bits, group, (long long)M,
+        us, read, problem.bytes, std::string(problem.plan.kernel_name(M)).c_str());
+    if (blas != nullptr) {
+      std::printf(", \"dense_us\": %.2f",
+                  dense_time(*blas, raw, c, M, *dense_weights, dense_copies, x, *product, out,
+                             std::max(dense_copies, calls / 2)));
     }
-    const std::vector<std::uint16_t> x = random_rows(rng, kMost * H, DType::bf16);
-    const Buffer dx(x.size() * 2), dout(static_cast<std::size_t>(kMost * I) * 2),
-        workspace(plan.workspace_bytes(kMost));
-    GPU_CHECK(cudaMemcpy(dx.data, x.data(), dx.bytes, cudaMemcpyHostToDevice));
-    const Buffer pool(bytes * static_cast<std::size_t>(copies));
-    GPU_CHECK(cudaMemset(pool.data, 0x5A, pool.bytes));
-    const int calls =
-        std::max(copies,
-                 std::min(1000, static_cast<int>(
-                                    3000 / std::max(2.0, static_cast<double>(bytes) / 4e6)))) /
-        copies * copies;
-    double floor = 1e9;
-    for (const int grid : {132, 264, 528, 1056}) {
-      for (const int threads : {256, 512, 1024}) {
-        floor = std::min(floor, time_graph(raw, calls, [&](int i) {
-                           launch_read(pool.at(bytes * static_cast<std::size_t>(i % copies)), bytes,
-                                       dout.at(), grid, threads, raw);
-                         }));
+    std::printf("}\n");
+  }
+}
+
+}  // namespace
+
+// One line of JSON a point: cold weights, replayed graphs, medians.
+int run_bench(const std::vector<const char*>& arguments) {
+  const Options options = parse(arguments);
+  const DeviceFacts facts = value(cuda_facts(0));
+  cudaStream_t stream;
+  GPU_CHECK(cudaStreamCreate(&stream));
+  std::optional<Blas> blas;
+  if (options.dense) {
+    blas.emplace(stream);
+    if (blas->gemm == nullptr) return 3;
+  }
+  for (const Case& c : kCases) {
+    if (!wanted(options, c)) continue;
+    for (const int bits : options.bits) {
+      for (const int group : options.groups) {
+        if (c.K % group == 0) {
+          bench_case(c, bits, group, options, facts, stream, blas ? &*blas : nullptr);
+        }
       }
     }
-    std::printf("%s %lldx%lld %d bits g%d: %.2f MB, %d copies, read %.2f us\n", shape.name,
-                (long long)H, (long long)I, bits, group, static_cast<double>(bytes) / 1e6, copies,
-                floor);
-    Buffer* dense_w = nullptr;
-    Buffer* dense_out = nullptr;
-    if (dense) {
-      dense_w = new Buffer(static_cast<std::size_t>(2 * I * H) * 2 * 2);
-      dense_out = new Buffer(static_cast<std::size_t>(kMost * 2 * I) * 2);
-      fill_random(dense_w->data, dense_w->bytes / 2, raw);
-      GPU_CHECK(cudaStreamSynchronize(raw));
-    }
-    for (const std::int64_t M : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
-      const int n = std::max(
-          2, std::min(calls, static_cast<int>(4000.0 / std::max(2.0, static_cast<double>(M) * H *
-                                                                         I * 4 / 6e8))));
-      const double us = time_graph(raw, n, [&](int i) {
-        value(fused_swiglu(plan, *weights[static_cast<std::size_t>(i % copies)],
-                           {dx.at(), M, H, H, DType::bf16, device},
-                           {dout.at(), M, I, I, DType::bf16, device},
-                           {{workspace.at(), workspace.bytes}}, stream));
-      });
-      std::printf("  M %4lld: %8.2f us  %.2f x read  %6.0f GB/s  %4.0f TFLOP/s  %s", (long long)M,
-                  us, us / floor, static_cast<double>(bytes) / us / 1e3,
-                  4.0 * static_cast<double>(M * H * I) / us / 1e6,
-                  std::string(plan.kernel_name(M)).c_str());
-      if (dense && blas->gemm != nullptr) {
-        const float one = 1.0f, zero = 0.0f;
-        const double dense_us = time_graph(raw, std::max(2, n / 2), [&](int i) {
-          const auto* w = dense_w->at(static_cast<std::size_t>(i % 2) *
-                                      static_cast<std::size_t>(2 * I * H) * 2);
-          constexpr int kBf16 = 14, kCompute32 = 68, kTranspose = 1, kPlain = 0, kDefault = -1;
-          blas->gemm(blas->handle, kTranspose, kPlain, static_cast<int>(2 * I), static_cast<int>(M),
-                     static_cast<int>(H), &one, w, kBf16, static_cast<int>(H), dx.data, kBf16,
-                     static_cast<int>(H), &zero, dense_out->data, kBf16, static_cast<int>(2 * I),
-                     kCompute32, kDefault);
-          launch_silu_mul(dense_out->data, dout.data, M, I, raw);
-        });
-        std::printf("  dense + silu*mul %.2f us", dense_us);
-      }
-      std::printf("\n");
-    }
-    delete dense_w;
-    delete dense_out;
   }
   return 0;
 }

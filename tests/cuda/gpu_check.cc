@@ -1,5 +1,6 @@
 // Proves the CUDA kernels on a GPU: random problems against the CPU verifier, bit for bit.
-//   gpu_check exact [problems] [seed]    gpu_check table    gpu_check bench [...]
+//   gpu_check table | exact [problems] [seed] [seconds] | robust | vectors FILE... | bench
+//   [key=value...]
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -62,6 +63,7 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   const std::int64_t N = 1 + static_cast<std::int64_t>(rng() % (large ? 700 : 150));
   const std::int64_t M = pick<std::int64_t>(
       rng, {1, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 40, 64, 65, 100, 129, 257, 300});
+  const int segments = pick(rng, {1, 1, 1, 1, 2, 4, 8});
   const Precision precision = rng() % 4 == 0 ? Precision::wide : Precision::match;
 
   const QuantizedTensor weights[2] = {gpu::random_weight(rng, N, K, specs[0]),
@@ -89,11 +91,11 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   };
   const auto make = [&](const DeviceFacts& device, std::string_view force) {
     if (is_swiglu) {
-      return make_plan(
-          SwigluProblem{M, K, N, specs[0], specs[1], type, precision, Accumulation::tensor, 1},
-          device, {force});
+      return make_plan(SwigluProblem{M, K, N, specs[0], specs[1], type, precision,
+                                     Accumulation::tensor, segments},
+                       device, {force});
     }
-    return make_plan(LinearProblem{M, N, K, specs[0], type, Accumulation::tensor, 1}, device,
+    return make_plan(LinearProblem{M, N, K, specs[0], type, Accumulation::tensor, segments}, device,
                      {force});
   };
   const auto packed_for = [&](const Plan& plan, const Stream& stream) {
@@ -183,12 +185,12 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
       ++totals.problems;
       if (wrong != 0) {
         std::printf(
-            "WRONG %s %s N=%lld K=%lld M=%lld rows=%lld bits %d/%d group %d/%d scales %s/%s: %lld, "
-            "first %s\n",
-            std::string(kernel.name).c_str(), to_string(precision), (long long)N, (long long)K,
-            (long long)M, (long long)rows, specs[0].bits, specs[1].bits, specs[0].group_size,
-            specs[1].group_size, to_string(specs[0].scale_dtype), to_string(specs[1].scale_dtype),
-            wrong, where.c_str());
+            "WRONG %s %s S=%d N=%lld K=%lld M=%lld rows=%lld bits %d/%d group %d/%d scales %s/%s: "
+            "%lld, first %s\n",
+            std::string(kernel.name).c_str(), to_string(precision), segments, (long long)N,
+            (long long)K, (long long)M, (long long)rows, specs[0].bits, specs[1].bits,
+            specs[0].group_size, specs[1].group_size, to_string(specs[0].scale_dtype),
+            to_string(specs[1].scale_dtype), wrong, where.c_str());
         if (totals.wrong > 100000 && totals.problems > 50) std::exit(1);
       }
     }
@@ -276,6 +278,8 @@ int main(int argc, char** argv) {
   const std::vector<const char*> rest(argv + std::min(argc, 2), argv + argc);
   if (mode == "bench") return gpu::run_bench(rest);
   if (mode == "table") return check_table();
+  if (mode == "robust") return gpu::run_robust();
+  if (mode == "vectors") return gpu::run_vectors(rest);
   const long long problems = !rest.empty() ? std::atoll(rest[0]) : 1000;
   const std::uint64_t seed = rest.size() > 1 ? std::strtoull(rest[1], nullptr, 10) : 1;
   const double seconds = rest.size() > 2 ? std::atof(rest[2]) : 400.0;

@@ -57,5 +57,7 @@ qmlp::QuantizedTensor random_weight(Rng& rng, std::int64_t N, std::int64_t K,
 std::vector<std::uint16_t> random_rows(Rng& rng, std::int64_t count, qmlp::DType type);
 
 int run_bench(const std::vector<const char*>& arguments);
+int run_robust();
+int run_vectors(const std::vector<const char*>& arguments);
 
 }  // namespace gpu

@@ -145,13 +145,15 @@ TEST(Checkpoint, NamesMissingParts) {
 
 TEST(Checkpoint, ChecksShapesAgainstConfig) {
   {
-    TinyModel model;
+    TinyModel model;  // an entry of its own is a promise
+    model.set_override(kGate, TinyModel::spec_json(4, 32));
     model.add_matrix(kGate, 160, 128, {6, 128, DType::bf16});
     expect_error(open(model), Errc::corrupt_file, "gate_proj.weight", "[160, 24]", "4 bits",
                  "[160, 16]", "the shapes fit 6 bits, group 128");
   }
   {
     TinyModel model;  // the same count of words, another group
+    model.set_override(kGate, TinyModel::spec_json(4, 32));
     model.add_matrix(kGate, 160, 128, {4, 64, DType::bf16});
     expect_error(open(model), Errc::corrupt_file, "gate_proj.scales", "[160, 2]", "[160, 4]");
   }
@@ -332,6 +334,229 @@ TEST(Checkpoint, TiedAndUntiedHeads) {
     ASSERT_TRUE(result.has_value()) << result.error().message;
     EXPECT_EQ((*result)->modules().front().spec.bits, 8);
   }
+}
+
+// One stored tensor for q, k and v, and one for gate and up, as phi3 has them.
+TinyModel stacked_model(const QuantSpec& spec) {
+  TinyModel model(spec);
+  model.config.set("model_type", "phi3");
+  for (const char* layer : {"0", "1"}) {
+    const std::string path = std::string("model.layers.") + layer;
+    for (const auto& [stacked, parts] :
+         {std::pair(path + ".self_attn.qkv_proj", std::vector<std::string>{"q", "k", "v"}),
+          std::pair(path + ".mlp.gate_up_proj", std::vector<std::string>{"gate", "up"})}) {
+      const std::string stem = stacked.substr(0, stacked.rfind('.') + 1);
+      for (const char* suffix : {".weight", ".scales", ".biases"}) {
+        if (spec.is_dense() && std::string(suffix) != ".weight") continue;
+        test::TinyTensor whole = model.tensor(stem + parts[0] + "_proj" + suffix);
+        for (std::size_t i = 1; i < parts.size(); ++i) {
+          const test::TinyTensor& more = model.tensor(stem + parts[i] + "_proj" + suffix);
+          whole.shape[0] += more.shape[0];
+          whole.bytes += more.bytes;
+        }
+        whole.name = stacked + suffix;
+        for (const std::string& part : parts) model.remove(stem + part + "_proj" + suffix);
+        model.tensors.push_back(std::move(whole));
+      }
+    }
+  }
+  return model;
+}
+
+TEST(Checkpoint, StackedProjectionsAreRowsOfTheOneStored) {
+  for (const QuantSpec& spec : {QuantSpec{4, 32, DType::bf16}, QuantSpec{3, 32, DType::f32},
+                                QuantSpec::dense(DType::f16)}) {
+    TinyModel apart(spec);
+    const auto want = open(apart);
+    ASSERT_TRUE(want.has_value()) << want.error().message;
+    TinyModel model = stacked_model(spec);
+    model.config.set("tie_word_embeddings", true);
+    const TempFolder folder;
+    model.write(folder);
+    const auto got = Checkpoint::open(folder.path());
+    ASSERT_TRUE(got.has_value()) << got.error().message;
+    EXPECT_TRUE((*got)->warnings().empty()) << all_warnings(**got);
+    ASSERT_EQ((*got)->modules().size(), (*want)->modules().size());
+    EXPECT_EQ((*got)->stored_modules().size(), 1u + 2 * 4);
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < (*want)->modules().size(); ++i) {
+      const ModuleInfo& a = (*want)->modules()[i];
+      const ModuleInfo& b = (*got)->modules()[i];
+      EXPECT_EQ(a.path, b.path);
+      EXPECT_EQ(a.bytes, b.bytes);
+      EXPECT_EQ(a.spec, b.spec);
+      bytes += b.bytes;
+      // Pages of other rows stay when those of one part are given back.
+      (*got)->release(b.path);
+      const auto first = (*want)->weight(a.path);
+      const auto second = (*got)->weight(b.path);
+      ASSERT_TRUE(second.has_value()) << second.error().message;
+      for (const auto& [x, y] :
+           {std::pair(first->codes, second->codes), std::pair(first->scales, second->scales),
+            std::pair(first->biases, second->biases)}) {
+        ASSERT_EQ(x.size(), y.size()) << a.path;
+        EXPECT_TRUE(x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0) << a.path;
+      }
+    }
+    for (const ModuleInfo& info : (*got)->stored_modules()) bytes -= info.bytes;
+    EXPECT_EQ(bytes, 0u);
+    const ModuleInfo* v = (*got)->find_module("model.layers.1.self_attn.v_proj");
+    ASSERT_NE(v, nullptr);
+    EXPECT_EQ(v->stored_path, "model.layers.1.self_attn.qkv_proj");
+    EXPECT_EQ(v->row_begin, 128 + 64);
+    EXPECT_EQ((*got)->find_module("model.layers.1.self_attn.qkv_proj")->N, 256);
+  }
+}
+
+TEST(Checkpoint, StackedProjectionsAreCheckedAsOne) {
+  const QuantSpec spec{4, 32, DType::bf16};
+  {
+    TinyModel model = stacked_model(spec);
+    model.config.set("tie_word_embeddings", true);
+    model.add_matrix("model.layers.0.mlp.gate_up_proj", 160, 128, spec);
+    expect_error(open(model), Errc::corrupt_file, "gate_up_proj.weight", "[160, 16]", "[320, 16]");
+    model.remove("model.layers.0.mlp.gate_up_proj.weight");
+    expect_error(open(model), Errc::corrupt_file, "gate_up_proj.weight' is missing");
+  }
+  {
+    TinyModel model = stacked_model(spec);  // stored at a width of its own
+    model.config.set("tie_word_embeddings", true);
+    model.add_matrix("model.layers.0.mlp.gate_up_proj", 320, 128, {6, 64, DType::f16});
+    model.set_override("model.layers.0.mlp.gate_up_proj", TinyModel::spec_json(6, 64));
+    const auto result = open(model);
+    ASSERT_TRUE(result.has_value()) << result.error().message;
+    const ModuleInfo* up = (*result)->find_module("model.layers.0.mlp.up_proj");
+    EXPECT_EQ(up->spec, (QuantSpec{6, 64, DType::f16}));
+    EXPECT_EQ(up->spec_source, "config quantization.model.layers.0.mlp.gate_up_proj");
+  }
+  {
+    TinyModel model = stacked_model(spec);  // and one of its parts again
+    model.config.set("tie_word_embeddings", true);
+    model.add_matrix("model.layers.0.mlp.up_proj", 160, 128, spec);
+    expect_error(open(model), Errc::corrupt_file, "gate_up_proj.weight", "up_proj.weight",
+                 "both there");
+  }
+  // Either form for any model, biases included.
+  TinyModel model = stacked_model(spec);
+  model.config.set("model_type", "llama");
+  model.config.set("mlp_bias", true);
+  for (const char* layer : {"0", "1"}) {
+    const std::string mlp = std::string("model.layers.") + layer + ".mlp.";
+    model.add_vector(mlp + "gate_up_proj.bias", 320, DType::f32);
+    model.add_vector(mlp + "down_proj.bias", 128, DType::f32);
+  }
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  const auto whole = (*result)->float_tensor("model.layers.1.mlp.gate_up_proj.bias");
+  const auto up = (*result)->linear_bias("model.layers.1.mlp.up_proj");
+  ASSERT_TRUE(up.has_value());
+  EXPECT_EQ(*up, std::vector<float>(whole->begin() + 160, whole->end()));
+  EXPECT_TRUE((*result)->linear_bias("model.layers.1.self_attn.q_proj")->empty());
+  expect_error((*result)->linear_bias("model.layers.1.mlp"), Errc::invalid_argument, "no module");
+}
+
+TEST(Checkpoint, AModuleThatConfigDoesNotNameHasTheFormatOfItsShapes) {
+  TinyModel model;
+  model.add_matrix(kGate, 160, 128, {6, 128, DType::f16});
+  model.add_matrix("model.layers.1.mlp.down_proj", 128, 160, {3, 32, DType::f32});
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_EQ((*result)->find_module(kGate)->spec, (QuantSpec{6, 128, DType::f16}));
+  EXPECT_EQ((*result)->find_module(kGate)->spec_source, "tensor shapes");
+  EXPECT_EQ((*result)->find_module("model.layers.1.mlp.down_proj")->spec,
+            (QuantSpec{3, 32, DType::f32}));
+  EXPECT_EQ((*result)->find_module("model.layers.0.mlp.up_proj")->spec_source,
+            "config quantization");
+  ASSERT_EQ((*result)->warnings().size(), 1u);
+  EXPECT_NE(all_warnings(**result).find("shapes of 2 modules"), std::string::npos);
+  EXPECT_NE(all_warnings(**result).find(kGate), std::string::npos);
+  // No width has these shapes.
+  model.tensor(std::string(kGate) + ".weight").shape = {160, 28};
+  model.tensor(std::string(kGate) + ".weight").bytes.resize(160 * 28 * 4);
+  expect_error(open(model), Errc::corrupt_file, "gate_proj.weight", "[160, 28]");
+}
+
+TEST(Checkpoint, ScalesOfEveryTypeSideBySide) {
+  TinyModel model;
+  const DType types[] = {DType::f32, DType::f16, DType::bf16};
+  for (int i = 0; i < 3; ++i) {
+    const char* names[] = {"q_proj", "k_proj", "v_proj"};
+    model.add_matrix(std::string("model.layers.0.self_attn.") + names[i], i == 0 ? 128 : 64, 128,
+                     {4, 32, types[i]});
+  }
+  model.add_vector("model.norm.weight", 128, DType::f32);
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_EQ((*result)->find_module("model.layers.0.self_attn.q_proj")->spec.scale_dtype,
+            DType::f32);
+  EXPECT_EQ((*result)->find_module("model.layers.0.self_attn.k_proj")->spec.scale_dtype,
+            DType::f16);
+}
+
+TEST(Checkpoint, NormsOfQueriesAndKeys) {
+  TinyModel model;
+  model.config.set("model_type", "qwen3");
+  model.config.set("head_dim", 32);
+  model.config.set("rope_theta", 1e6);
+  model.config.set("max_position_embeddings", 512);
+  expect_error(open(model), Errc::corrupt_file, "model.layers.0.self_attn.q_norm.weight",
+               "missing");
+  for (const char* layer : {"0", "1"}) {
+    for (const char* norm : {"q_norm", "k_norm"}) {
+      model.add_vector(std::string("model.layers.") + layer + ".self_attn." + norm + ".weight", 32,
+                       DType::bf16);
+    }
+  }
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_TRUE((*result)->warnings().empty()) << all_warnings(**result);
+  // The same tensors in a model without such norms would be left out of its answer.
+  model.config.set("model_type", "llama");
+  expect_error(open(model), Errc::corrupt_file, "model.layers.0.self_attn.k_norm.weight",
+               "a llama model", "no such tensor");
+}
+
+TEST(Checkpoint, RefusesTensorsOfLayersThatTheConfigDoesNotHave) {
+  TinyModel model;
+  model.config.set("num_hidden_layers", 1);
+  expect_error(open(model), Errc::corrupt_file, "model.layers.1.", "of 1 layers");
+}
+
+TEST(Checkpoint, AMissingHeadMayBeTheEmbedding) {
+  TinyModel model;
+  model.config.set("model_type", "minicpm");
+  model.config.set("scale_emb", 12);
+  model.config.set("scale_depth", 1.4);
+  model.config.set("dim_model_base", 64);
+  model.config.set("tie_word_embeddings", false);
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_TRUE((*result)->config().tie_word_embeddings);
+  EXPECT_EQ((*result)->config().head_input_scale, 0.5);
+  EXPECT_NE(all_warnings(**result).find("lm_head is missing"), std::string::npos);
+  model.add_matrix("lm_head", TinyModel::kVocab, TinyModel::kHidden, {4, 32, DType::bf16});
+  const auto own = open(model);
+  ASSERT_TRUE(own.has_value()) << own.error().message;
+  EXPECT_FALSE((*own)->config().tie_word_embeddings);
+}
+
+TEST(Checkpoint, RefusesAnotherExportersQuantizationFile) {
+  const TempFolder folder;
+  TinyModel model(QuantSpec::dense(DType::bf16));
+  model.write(folder);
+  folder.write("hf_quant_config.json", R"({"quantization": {"quant_algo": "NVFP4"}})");
+  expect_error(Checkpoint::open(folder.path()), Errc::unsupported, "hf_quant_config.json",
+               "ModelOpt");
+}
+
+TEST(Checkpoint, BothQuantizationEntries) {
+  TinyModel model;
+  model.config.set("quantization_config", *model.config.find("quantization"));
+  const auto result = open(model);
+  ASSERT_TRUE(result.has_value()) << result.error().message;
+  EXPECT_TRUE((*result)->warnings().empty());
+  model.set_override(kGate, TinyModel::spec_json(6, 32));
+  expect_error(open(model), Errc::corrupt_file, "config.json", "quantization_config differ", kGate);
 }
 
 TEST(Checkpoint, IgnoresRotaryTablesAndReportsOtherExtras) {

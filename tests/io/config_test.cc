@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/concat.h"
 #include "io/temp_folder.h"
 
 namespace qmlp {
@@ -47,26 +48,6 @@ TEST(ModelConfig, FillsDefaultsAsMlxLmDoes) {
   EXPECT_EQ(parse(R"("num_key_value_heads": null)")->num_key_value_heads, 9);
 }
 
-TEST(ModelConfig, ReadsRope) {
-  EXPECT_EQ(parse(R"("rope_theta": 100000)")->rope_theta, 100000.0);
-  const auto linear = parse(R"("rope_scaling": {"type": "linear", "factor": 4.0})");
-  ASSERT_TRUE(linear.has_value()) << linear.error().message;
-  EXPECT_EQ(linear->rope_kind, RopeKind::linear);
-  EXPECT_EQ(linear->rope_factor, 4.0);
-  const auto nested =
-      parse(R"("rope_parameters": {"rope_type": "default", "rope_theta": 500000.0})");
-  ASSERT_TRUE(nested.has_value()) << nested.error().message;
-  EXPECT_EQ(nested->rope_theta, 500000.0);
-  expect_error(parse(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})"),
-               Errc::unsupported, "rope_scaling", "\"llama3\"");
-  expect_error(parse(R"("rope_scaling": {"type": "yarn", "factor": 8.0})"), Errc::unsupported,
-               "\"yarn\"");
-  expect_error(parse(R"("rope_scaling": {"type": "linear"})"), Errc::corrupt_file, "factor");
-  expect_error(parse(R"("rope_scaling": {"type": "linear", "factor": 0})"), Errc::corrupt_file,
-               "factor");
-  expect_error(parse(R"("rope_theta": -1)"), Errc::corrupt_file, "rope_theta");
-}
-
 TEST(ModelConfig, JoinsEndTokens) {
   const auto config =
       parse(R"("eos_token_id": [2, 5, 2], "bos_token_id": 1)", R"({"eos_token_id": [5, 7]})");
@@ -79,38 +60,12 @@ TEST(ModelConfig, JoinsEndTokens) {
   expect_error(parse(R"("eos_token_id": "2")"), Errc::corrupt_file, "eos_token_id");
 }
 
-TEST(ModelConfig, RefusesOtherModelsByName) {
-  expect_error(parse(R"("model_type": "qwen2")"), Errc::unsupported, "config.json", "model_type",
-               "\"qwen2\"");
-  expect_error(parse(R"("model_type": "mixtral", "num_local_experts": 8)"), Errc::unsupported,
-               "\"mixtral\"");
-  expect_error(parse(R"("num_local_experts": 8)"), Errc::unsupported, "num_local_experts 8");
-  expect_error(parse(R"("num_experts": 64)"), Errc::unsupported, "num_experts");
-  EXPECT_TRUE(parse(R"("num_local_experts": 0)").has_value());
-  expect_error(parse(R"("layer_types": ["full_attention", "sliding_attention"])"),
-               Errc::unsupported, "layer_types", "sliding_attention");
-  EXPECT_TRUE(parse(R"("layer_types": ["full_attention"])").has_value());
-  expect_error(parse(R"("model_file": "model.py")"), Errc::unsupported, "model_file");
-  expect_error(parse(R"("hidden_act": "gelu")"), Errc::unsupported, "hidden_act", "gelu");
-  expect_error(parse(R"("partial_rotary_factor": 0.5)"), Errc::unsupported, "partial_rotary");
-}
-
-TEST(ModelConfig, TakesMistralWithoutAWindow) {
-  EXPECT_TRUE(parse(R"("model_type": "mistral", "sliding_window": null)").has_value());
-  EXPECT_TRUE(parse(R"("model_type": "mistral", "sliding_window": 8192,
-                       "max_position_embeddings": 8192)")
-                  .has_value());
-  expect_error(parse(R"("model_type": "mistral", "sliding_window": 4096,
-                        "max_position_embeddings": 32768)"),
-               Errc::unsupported, "sliding_window 4096");
-}
-
 TEST(ModelConfig, ChecksSizes) {
   expect_error(parse(R"("hidden_size": 0)"), Errc::corrupt_file, "hidden_size is 0");
   expect_error(parse(R"("hidden_size": -576)"), Errc::corrupt_file, "hidden_size");
   expect_error(parse(R"("hidden_size": 576.5)"), Errc::corrupt_file, "hidden_size");
   expect_error(parse(R"("hidden_size": "576")"), Errc::corrupt_file, "hidden_size");
-  expect_error(parse(R"("hidden_size": null)"), Errc::corrupt_file, "hidden_size is missing");
+  expect_error(parse(R"("hidden_size": null)"), Errc::corrupt_file, "hidden_size is null");
   expect_error(parse(R"("vocab_size": 99999999999)"), Errc::corrupt_file, "vocab_size");
   expect_error(parse(R"("num_hidden_layers": 1000000)"), Errc::corrupt_file, "num_hidden_layers");
   expect_error(parse(R"("hidden_size": 577)"), Errc::corrupt_file, "hidden_size 577");
@@ -119,7 +74,7 @@ TEST(ModelConfig, ChecksSizes) {
   expect_error(parse(R"("head_dim": 2147483648, "num_attention_heads": 2147483648,
                         "num_key_value_heads": 1)"),
                Errc::corrupt_file, "head_dim");
-  expect_error(parse(R"("rms_norm_eps": null)"), Errc::corrupt_file, "rms_norm_eps is missing");
+  expect_error(parse(R"("rms_norm_eps": null)"), Errc::corrupt_file, "rms_norm_eps is null");
   expect_error(parse(R"("attention_bias": "yes")"), Errc::corrupt_file, "attention_bias");
 }
 
@@ -189,6 +144,42 @@ TEST(QuantConfig, RefusesOtherSchemesByName) {
   expect_error(parse_quant(R"("quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4",
                               "quantize_activations": true})"),
                Errc::unsupported, "nvfp4");
+}
+
+TEST(QuantConfig, TakesBothEntriesWhereTheyAgree) {
+  const char* entry = R"({"group_size": 32, "bits": 4, "a": {"bits": 6}, "b": false})";
+  const auto both = [&](std::string_view second) {
+    return parse_quant(
+        concat(R"("quantization": )", entry, R"(, "quantization_config": )", second));
+  };
+  const auto same = both(entry);
+  ASSERT_TRUE(same.has_value()) << same.error().message;
+  EXPECT_EQ(same->bits, 4);
+  EXPECT_EQ(same->overrides.size(), 2u);
+  // The order of keys says nothing.
+  EXPECT_TRUE(both(R"({"b": false, "a": {"bits": 6}, "bits": 4, "group_size": 32})").has_value());
+  expect_error(both(R"({"group_size": 32, "bits": 8})"), Errc::corrupt_file, "quantization_config",
+               "differ", "4 bits", "8 bits");
+  expect_error(both(R"({"group_size": 32, "bits": 4, "a": {"bits": 6}})"), Errc::corrupt_file,
+               "differ", "only one has 'b'");
+  expect_error(both(R"({"group_size": 32, "bits": 4, "a": {"bits": 5}, "b": false})"),
+               Errc::corrupt_file, "differ", "'a' is not the same");
+  expect_error(both(R"({"group_size": 32, "bits": 4, "mode": "mxfp4"})"), Errc::unsupported,
+               "quantization_config", "mxfp4");
+}
+
+TEST(QuantConfig, AnEntryOfMlxsOwnWinsOverAnotherMethods) {
+  std::vector<std::string> warnings;
+  const auto quant =
+      parse_quant_config(config_with(R"("quantization": {"group_size": 32, "bits": 4},
+                     "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true})"),
+                         "config.json", &warnings);
+  ASSERT_TRUE(quant.has_value()) << quant.error().message;
+  EXPECT_EQ(quant->group_size, 32);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("bitsandbytes"), std::string::npos);
+  expect_error(parse_quant(R"("quantize_activations": true)"), Errc::unsupported,
+               "quantize_activations");
 }
 
 TEST(QuantConfig, StripsWrapperPrefixes) {

@@ -17,6 +17,11 @@ struct Shape {
   std::int64_t num_heads, num_kv_heads, head_dim;
   std::int64_t position;  // keys before the first query
   std::int64_t M;
+  std::int64_t window = 0;
+  // Of query m: the first key that it sees.
+  std::int64_t first(std::int64_t m) const {
+    return window == 0 ? 0 : std::max<std::int64_t>(position + m + 1 - window, 0);
+  }
 };
 
 // Queries, a cache whose unused cells hold NaN, and the arguments that describe them.
@@ -71,6 +76,7 @@ struct Problem {
     args.v_row_stride = v_row_stride;
     args.score_stride = positions;
     args.position = shape.position;
+    args.window = shape.window;
     args.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     std::vector<float> scratch(static_cast<std::size_t>(
         cpu::kAttentionRows * (positions + shape.head_dim + v_row_stride)));
@@ -91,9 +97,25 @@ struct Problem {
 };
 
 constexpr Shape kShapes[] = {
-    {1, 1, 2, 0, 1},    {3, 1, 64, 0, 1},   {3, 1, 64, 40, 1},   {9, 3, 64, 5, 7},
-    {4, 4, 40, 15, 3},  {8, 2, 128, 17, 5}, {6, 1, 24, 0, 33},   {5, 5, 16, 300, 2},
-    {2, 1, 80, 31, 17}, {7, 1, 8, 1, 2},    {32, 4, 128, 63, 1},
+    {1, 1, 2, 0, 1},
+    {3, 1, 64, 0, 1},
+    {3, 1, 64, 40, 1},
+    {9, 3, 64, 5, 7},
+    {4, 4, 40, 15, 3},
+    {8, 2, 128, 17, 5},
+    {6, 1, 24, 0, 33},
+    {5, 5, 16, 300, 2},
+    {2, 1, 80, 31, 17},
+    {7, 1, 8, 1, 2},
+    {32, 4, 128, 63, 1},
+    // Windows of one key, within a block, across blocks, and wider than what there is.
+    {3, 1, 64, 40, 5, 1},
+    {6, 2, 24, 0, 33, 7},
+    {9, 3, 64, 5, 20, 16},
+    {2, 1, 40, 60, 9, 17},
+    {5, 5, 16, 300, 3, 33},
+    {8, 2, 32, 30, 4, 100},
+    {1, 1, 8, 47, 34, 2},
 };
 
 // In double, with a bound for what f32 may lose: the scores' error moves each weight by its
@@ -109,10 +131,11 @@ TEST(Attention, IsWithinItsBoundOfADoubleReference) {
           for (std::int64_t h = 0; h < s.num_heads; ++h) {
             const std::int64_t kv = h / (s.num_heads / s.num_kv_heads);
             const std::int64_t limit = s.position + m + 1;
-            std::vector<double> scores(static_cast<std::size_t>(limit));
+            const std::int64_t first = s.first(m);
+            std::vector<double> scores(static_cast<std::size_t>(limit), -1e300);
             double score_error = 0.0;
             double largest_score = 0.0;
-            for (std::int64_t p = 0; p < limit; ++p) {
+            for (std::int64_t p = first; p < limit; ++p) {
               double dot = 0.0;
               double magnitude = 0.0;
               for (std::int64_t d = 0; d < s.head_dim; ++d) {
@@ -129,7 +152,7 @@ TEST(Attention, IsWithinItsBoundOfADoubleReference) {
             }
             const double top = *std::max_element(scores.begin(), scores.end());
             double sum = 0.0;
-            for (double& score : scores) sum += score = std::exp(score - top);
+            for (double& score : scores) sum += score = std::exp(score - top);  // 0 before first
             // Errors of both scores in each difference, of the difference, of exp, and of the sums.
             const double relative = 2.0 * (2.0 * score_error + largest_score * 0x1p-23 + 0x1p-22) +
                                     static_cast<double>(2 * limit + 8) * 0x1p-24;
@@ -209,6 +232,36 @@ TEST(Attention, LaterKeysChangeNoBit) {
                     0)
               << to_string(isa) << " " << to_string(dtype) << " query " << m << " column " << c;
         }
+      }
+    }
+  }
+}
+
+// Keys that have left the window are as if they had never been, whatever they hold.
+TEST(Attention, KeysBeforeTheWindowChangeNoBit) {
+  for (const auto& [isa, kernels] : usable_kernels()) {
+    for (const DType dtype : kTypes) {
+      for (const std::int64_t window : {1, 5, 16, 20}) {
+        const Shape s{6, 2, 48, 50, 7, window};
+        Problem problem(dtype, s, 25);
+        const Values want = problem.run(*kernels, cpu::kAttentionRows);
+        for (std::int64_t head = 0; head < s.num_kv_heads; ++head) {
+          for (std::int64_t p = 0; p < s.first(0); ++p) {
+            for (std::int64_t d = 0; d < s.head_dim; ++d) {
+              problem.k_cache.set(
+                  head * problem.positions * s.head_dim + (p / 16 * s.head_dim + d) * 16 + p % 16,
+                  p % 2 == 0 ? NAN : INFINITY);
+              problem.v_cache.set((head * problem.positions + p) * problem.v_row_stride + d, NAN);
+            }
+          }
+        }
+        ASSERT_EQ(problem.run(*kernels, cpu::kAttentionRows).bytes, want.bytes)
+            << to_string(isa) << " " << to_string(dtype) << " window " << window;
+        // A window that takes in everything is none.
+        problem = Problem(dtype, {6, 2, 48, 50, 7, 0}, 25);
+        const Values all = problem.run(*kernels, 3);
+        problem.shape.window = 57;
+        ASSERT_EQ(problem.run(*kernels, 3).bytes, all.bytes) << to_string(isa);
       }
     }
   }

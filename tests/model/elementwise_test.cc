@@ -77,6 +77,7 @@ TEST(RmsNorm, ARowOfZerosStaysZero) {
 struct RopeShape {
   std::int64_t num_heads, num_kv_heads, head_dim;
   bool interleaved;
+  std::int64_t rotary_dim;
 };
 
 struct RopeCase {
@@ -87,7 +88,7 @@ struct RopeCase {
         v(dtype, k.count),
         k_cache(dtype, s.num_kv_heads * kPositions * s.head_dim),
         v_cache(dtype, s.num_kv_heads * kPositions * round_up(s.head_dim, 16)),
-        cosines(static_cast<std::size_t>(kPositions * s.head_dim / 2)),
+        cosines(static_cast<std::size_t>(kPositions * s.rotary_dim / 2)),
         sines(cosines.size()) {
     Random random(32);
     q.fill_normal(random);
@@ -111,6 +112,7 @@ struct RopeCase {
     args.num_heads = shape.num_heads;
     args.num_kv_heads = shape.num_kv_heads;
     args.head_dim = shape.head_dim;
+    args.rotary_dim = shape.rotary_dim;
     args.cosines = cosines.data();
     args.sines = sines.data();
     args.position = kStart;
@@ -132,8 +134,9 @@ struct RopeCase {
 };
 
 constexpr RopeShape kRopeShapes[] = {
-    {9, 3, 64, false}, {2, 1, 40, false}, {2, 2, 2, false},
-    {4, 2, 64, true},  {3, 1, 24, true},  {1, 1, 128, false},
+    {9, 3, 64, false, 64}, {2, 1, 40, false, 40},   {2, 2, 2, false, 2},  {4, 2, 64, true, 64},
+    {3, 1, 24, true, 24},  {1, 1, 128, false, 128}, {3, 1, 40, true, 30}, {2, 1, 96, false, 72},
+    {4, 2, 20, false, 2},  {2, 1, 17, true, 16},    {6, 3, 48, false, 0}, {2, 1, 33, true, 0},
 };
 
 TEST(Rope, IsWithinItsBoundOfADoubleReference) {
@@ -143,7 +146,7 @@ TEST(Rope, IsWithinItsBoundOfADoubleReference) {
         const RopeCase before(dtype, s);
         RopeCase after = before;
         after.run(*kernels);
-        const std::int64_t half = s.head_dim / 2;
+        const std::int64_t half = s.rotary_dim / 2;
         const auto check = [&](const Values& in, const Values& out, std::int64_t heads) {
           for (std::int64_t row = 0; row < RopeCase::kRows; ++row) {
             for (std::int64_t head = 0; head < heads; ++head) {
@@ -163,6 +166,10 @@ TEST(Rope, IsWithinItsBoundOfADoubleReference) {
                 ASSERT_LE(std::abs(out.at(first) - want_first), u * std::abs(want_first) + bound);
                 ASSERT_LE(std::abs(out.at(second) - want_second),
                           u * std::abs(want_second) + bound);
+              }
+              for (std::int64_t d = s.rotary_dim; d < s.head_dim; ++d) {
+                const std::int64_t at = (row * heads + head) * s.head_dim + d;
+                ASSERT_EQ(out.at(at), in.at(at)) << "feature " << d << " is not rotated";
               }
             }
           }
@@ -213,6 +220,58 @@ TEST(Rope, EveryInstructionSetGivesTheSameBits) {
         ASSERT_EQ(got.q.bytes, want.q.bytes) << to_string(isa) << " " << to_string(dtype);
         ASSERT_EQ(got.k_cache.bytes, want.k_cache.bytes) << to_string(isa);
         ASSERT_EQ(got.v_cache.bytes, want.v_cache.bytes) << to_string(isa);
+      }
+    }
+  }
+}
+
+TEST(Scale, RoundsTheProductOnceOnEveryInstructionSet) {
+  for (const auto& [isa, kernels] : usable_kernels()) {
+    for (const DType dtype : kTypes) {
+      for (const std::int64_t count : {1, 15, 16, 17, 64, 100}) {
+        for (const float factor : {12.0f, 0.22f, 1.0f / 9.0f, 0x1p-130f}) {
+          Random random(33);
+          Values x(dtype, count);
+          x.fill_normal(random, 3.0);
+          Values y(dtype, count);
+          y.fill_normal(random, 3.0);
+          Values scaled = x;
+          kernels->scale(static_cast<int>(dtype), scaled.bytes.data(), count, factor);
+          Values added = x;
+          kernels->add_scaled(static_cast<int>(dtype), added.bytes.data(), y.bytes.data(), count,
+                              factor);
+          for (std::int64_t i = 0; i < count; ++i) {
+            ASSERT_EQ(scaled.at(i), round_to(x.at(i) * factor, dtype))
+                << to_string(isa) << " " << to_string(dtype) << " " << i << " of " << count;
+            ASSERT_EQ(added.at(i), round_to(x.at(i) + round_to(y.at(i) * factor, dtype), dtype))
+                << to_string(isa) << " " << to_string(dtype) << " " << i << " of " << count;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The norms of q and k run over short rows, in place.
+TEST(RmsNorm, InPlaceChangesNoBit) {
+  for (const auto& [isa, kernels] : usable_kernels()) {
+    for (const DType dtype : kTypes) {
+      for (const std::int64_t cols : {2, 20, 32, 40}) {
+        Random random(34);
+        Values x(dtype, 7 * cols);
+        x.fill_normal(random, 2.0);
+        const std::vector<float> weight(static_cast<std::size_t>(cols), 1.25f);
+        const Values want = run_norm(*kernels, x, weight, 7, cols, 1e-6f);
+        const cpu::RmsNormArgs args{static_cast<int>(dtype),
+                                    x.bytes.data(),
+                                    weight.data(),
+                                    x.bytes.data(),
+                                    cols,
+                                    cols,
+                                    cols,
+                                    1e-6f};
+        kernels->rms_norm(&args, 0, 7);
+        ASSERT_EQ(x.bytes, want.bytes) << to_string(isa) << " " << to_string(dtype);
       }
     }
   }

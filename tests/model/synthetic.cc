@@ -115,6 +115,67 @@ SyntheticSpec one_kv_head() {
   return spec;
 }
 
+SyntheticSpec stacked_partial() {
+  SyntheticSpec spec;
+  const DType bf16 = DType::bf16;
+  spec.model_type = "phi3";
+  spec.stacked = true;
+  spec.tied = false;
+  spec.rotary_dim = 10;
+  spec.more_config = ",\"partial_rotary_factor\":0.625";
+  spec.scale_dtype = bf16;
+  spec.formats = {
+      {"embed_tokens", affine(4, 32, bf16)},
+      {"qkv_proj", affine(5, 32, DType::f16)},
+      {"o_proj", affine(4, 32, bf16)},
+      {"gate_up_proj", affine(3, 32, bf16)},
+      {"down_proj", affine(6, 32, bf16)},
+      {"lm_head", affine(8, 32, DType::f32)},
+      {"model.layers.1.self_attn.qkv_proj", QuantSpec::dense(bf16)},
+      {"model.layers.2.mlp.gate_up_proj", QuantSpec::dense(DType::f32)},
+  };
+  spec.seed = 4;
+  return spec;
+}
+
+SyntheticSpec normed_heads() {
+  SyntheticSpec spec = mixed_tied();
+  spec.model_type = "qwen3";
+  spec.attention_bias = spec.mlp_bias = false;
+  spec.qk_norm = true;
+  spec.head_dim = 32;
+  spec.seed = 5;
+  return spec;
+}
+
+SyntheticSpec scaled() {
+  SyntheticSpec spec = mixed_tied();
+  spec.model_type = "granite";
+  spec.embedding_scale = 12.0;
+  spec.attention_scale = 0.3;
+  spec.residual_scale = 0.22;
+  spec.logits_scale = 1.0 / 3.0;
+  spec.more_config =
+      ",\"embedding_multiplier\":12.0,\"attention_multiplier\":0.3,"
+      "\"residual_multiplier\":0.22,\"logits_scaling\":3.0";
+  spec.seed = 6;
+  return spec;
+}
+
+SyntheticSpec unlike_layers() {
+  SyntheticSpec spec = one_kv_head();
+  spec.model_type = "smollm3";
+  spec.layers = 3;
+  spec.unrotated_layers = {1};
+  spec.window_layers = {0, 1};
+  spec.window = 9;
+  spec.more_config =
+      ",\"no_rope_layers\":[1,0,1],\"sliding_window\":9,\"layer_types\":"
+      "[\"sliding_attention\",\"sliding_attention\",\"full_attention\"]";
+  spec.seed = 7;
+  return spec;
+}
+
 SyntheticModel::SyntheticModel(const SyntheticSpec& spec) : spec_(spec) {
   static int count = 0;
   folder_ = std::filesystem::temp_directory_path() /
@@ -160,6 +221,24 @@ SyntheticModel::SyntheticModel(const SyntheticSpec& spec) : spec_(spec) {
     weights_.tensors[path + ".weight"] = values;
     if (bias) add_vector(path + ".bias", N, 0.3, 0.0);
   };
+  // Projections of one input, apart or in one tensor.
+  using Part = std::pair<const char*, std::int64_t>;
+  const auto add_projections = [&](const std::string& prefix, const char* stacked,
+                                   const std::vector<Part>& parts, std::int64_t K, bool bias) {
+    if (!spec.stacked) {
+      for (const auto& [name, N] : parts) add_module(prefix + name, N, K, bias);
+      return;
+    }
+    std::int64_t rows = 0;
+    for (const auto& [name, N] : parts) rows += N;
+    add_module(prefix + stacked, rows, K, bias);
+    const std::vector<float> whole = weights_.tensors.at(prefix + stacked + ".weight");
+    auto row = whole.begin();
+    for (const auto& [name, N] : parts) {
+      weights_.tensors[prefix + name + ".weight"].assign(row, row + N * K);
+      row += N * K;
+    }
+  };
 
   add_module("model.embed_tokens", spec.vocab, spec.hidden, false);
   for (std::int64_t i = 0; i < spec.layers; ++i) {
@@ -167,15 +246,20 @@ SyntheticModel::SyntheticModel(const SyntheticSpec& spec) : spec_(spec) {
     const std::string attention = layer + ".self_attn.";
     const std::string mlp = layer + ".mlp.";
     add_vector(layer + ".input_layernorm.weight", spec.hidden, 0.1, 1.0);
-    add_module(attention + "q_proj", spec.heads * spec.head_dim, spec.hidden, spec.attention_bias);
-    add_module(attention + "k_proj", spec.kv_heads * spec.head_dim, spec.hidden,
-               spec.attention_bias);
-    add_module(attention + "v_proj", spec.kv_heads * spec.head_dim, spec.hidden,
-               spec.attention_bias);
+    const std::int64_t kv_width = spec.kv_heads * spec.head_dim;
+    add_projections(
+        attention, "qkv_proj",
+        {{"q_proj", spec.heads * spec.head_dim}, {"k_proj", kv_width}, {"v_proj", kv_width}},
+        spec.hidden, spec.attention_bias);
+    if (spec.qk_norm) {
+      add_vector(attention + "q_norm.weight", spec.head_dim, 0.1, 1.0);
+      add_vector(attention + "k_norm.weight", spec.head_dim, 0.1, 1.0);
+    }
     add_module(attention + "o_proj", spec.hidden, spec.heads * spec.head_dim, spec.attention_bias);
     add_vector(layer + ".post_attention_layernorm.weight", spec.hidden, 0.1, 1.0);
-    add_module(mlp + "gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias);
-    add_module(mlp + "up_proj", spec.intermediate, spec.hidden, spec.mlp_bias);
+    add_projections(mlp, "gate_up_proj",
+                    {{"gate_proj", spec.intermediate}, {"up_proj", spec.intermediate}}, spec.hidden,
+                    spec.mlp_bias);
     add_module(mlp + "down_proj", spec.hidden, spec.intermediate, spec.mlp_bias);
   }
   add_vector("model.norm.weight", spec.hidden, 0.1, 1.0);
@@ -189,11 +273,12 @@ SyntheticModel::SyntheticModel(const SyntheticSpec& spec) : spec_(spec) {
 
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   std::ofstream config(file("config.json"));
-  config << "{\"model_type\":\"llama\",\"hidden_size\":" << spec.hidden
+  config << "{\"model_type\":\"" << spec.model_type << "\",\"hidden_size\":" << spec.hidden
          << ",\"intermediate_size\":" << spec.intermediate
          << ",\"num_hidden_layers\":" << spec.layers << ",\"num_attention_heads\":" << spec.heads
          << ",\"num_key_value_heads\":" << spec.kv_heads << ",\"head_dim\":" << spec.head_dim
-         << ",\"vocab_size\":" << spec.vocab << ",\"max_position_embeddings\":" << spec.max_position
+         << spec.more_config << ",\"vocab_size\":" << spec.vocab
+         << ",\"max_position_embeddings\":" << spec.max_position
          << ",\"rms_norm_eps\":1e-05,\"rope_theta\":" << spec.rope_theta
          << ",\"rope_traditional\":" << flag(spec.interleaved)
          << ",\"attention_bias\":" << flag(spec.attention_bias)
@@ -250,6 +335,10 @@ namespace {
 
 using Row = std::vector<double>;
 
+bool contains(const std::vector<std::int64_t>& layers, std::int64_t layer) {
+  return std::find(layers.begin(), layers.end(), layer) != layers.end();
+}
+
 Row rms_norm(const Row& x, const std::vector<float>& weight) {
   double sum = 0.0;
   for (const double value : x) sum += value * value;
@@ -272,8 +361,18 @@ Row apply(const SyntheticWeights& weights, const std::string& path, const Row& x
   return out;
 }
 
+// Each head's features normed by themselves.
+void norm_heads(Row& x, const std::vector<float>& weight) {
+  const auto dim = static_cast<std::ptrdiff_t>(weight.size());
+  for (auto head = x.begin(); head != x.end(); head += dim) {
+    const Row normed = rms_norm(Row(head, head + dim), weight);
+    std::copy(normed.begin(), normed.end(), head);
+  }
+}
+
 void rotate_head(const SyntheticSpec& spec, double* x, std::size_t position) {
-  const auto half = static_cast<std::size_t>(spec.head_dim / 2);
+  const std::int64_t rotated = spec.rotary_dim > 0 ? spec.rotary_dim : spec.head_dim;
+  const auto half = static_cast<std::size_t>(rotated / 2);
   for (std::size_t i = 0; i < half; ++i) {
     const double angle = static_cast<double>(position) / spec.rope_factor *
                          std::pow(spec.rope_theta, -static_cast<double>(i) / half);
@@ -300,7 +399,10 @@ std::vector<double> reference_logits(const SyntheticModel& model,
     const float* row =
         w.tensors.at("model.embed_tokens.weight").data() + static_cast<std::size_t>(token) * hidden;
     x.emplace_back(row, row + hidden);
+    for (double& value : x.back()) value *= spec.embedding_scale;
   }
+  const double attention_scale =
+      spec.attention_scale > 0.0 ? spec.attention_scale : 1.0 / std::sqrt(static_cast<double>(dim));
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::string path = concat("model.layers.", layer);
     std::vector<Row> keys, values;
@@ -308,8 +410,17 @@ std::vector<double> reference_logits(const SyntheticModel& model,
       const Row normed = rms_norm(x[m], w.tensors.at(path + ".input_layernorm.weight"));
       Row q = apply(w, path + ".self_attn.q_proj", normed);
       Row k = apply(w, path + ".self_attn.k_proj", normed);
-      for (std::size_t h = 0; h < heads; ++h) rotate_head(spec, q.data() + h * dim, m);
-      for (std::size_t h = 0; h < heads / group; ++h) rotate_head(spec, k.data() + h * dim, m);
+      if (spec.qk_norm) {
+        norm_heads(q, w.tensors.at(path + ".self_attn.q_norm.weight"));
+        norm_heads(k, w.tensors.at(path + ".self_attn.k_norm.weight"));
+      }
+      if (!contains(spec.unrotated_layers, layer)) {
+        for (std::size_t h = 0; h < heads; ++h) rotate_head(spec, q.data() + h * dim, m);
+        for (std::size_t h = 0; h < heads / group; ++h) rotate_head(spec, k.data() + h * dim, m);
+      }
+      const auto window = static_cast<std::size_t>(spec.window);
+      const bool windowed = contains(spec.window_layers, layer);
+      const std::size_t first = windowed && m + 1 > window ? m + 1 - window : 0;
       keys.push_back(std::move(k));
       values.push_back(apply(w, path + ".self_attn.v_proj", normed));
       Row mixed(heads * dim, 0.0);
@@ -317,22 +428,22 @@ std::vector<double> reference_logits(const SyntheticModel& model,
         const std::size_t kv = h / group * dim;
         Row p(m + 1);
         double top = -1e300;
-        for (std::size_t j = 0; j <= m; ++j) {
+        for (std::size_t j = first; j <= m; ++j) {
           double dot = 0.0;
           for (std::size_t d = 0; d < dim; ++d) dot += q[h * dim + d] * keys[j][kv + d];
-          p[j] = dot / std::sqrt(static_cast<double>(dim));
+          p[j] = dot * attention_scale;
           top = std::max(top, p[j]);
         }
         double sum = 0.0;
-        for (double& value : p) sum += value = std::exp(value - top);
-        for (std::size_t j = 0; j <= m; ++j) {
+        for (std::size_t j = first; j <= m; ++j) sum += p[j] = std::exp(p[j] - top);
+        for (std::size_t j = first; j <= m; ++j) {
           for (std::size_t d = 0; d < dim; ++d) {
             mixed[h * dim + d] += p[j] / sum * values[j][kv + d];
           }
         }
       }
       const Row projected = apply(w, path + ".self_attn.o_proj", mixed);
-      for (std::size_t i = 0; i < hidden; ++i) x[m][i] += projected[i];
+      for (std::size_t i = 0; i < hidden; ++i) x[m][i] += spec.residual_scale * projected[i];
     }
     for (Row& row : x) {
       const Row normed = rms_norm(row, w.tensors.at(path + ".post_attention_layernorm.weight"));
@@ -340,13 +451,14 @@ std::vector<double> reference_logits(const SyntheticModel& model,
       const Row up = apply(w, path + ".mlp.up_proj", normed);
       for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
       const Row down = apply(w, path + ".mlp.down_proj", gate);
-      for (std::size_t i = 0; i < hidden; ++i) row[i] += down[i];
+      for (std::size_t i = 0; i < hidden; ++i) row[i] += spec.residual_scale * down[i];
     }
   }
   std::vector<double> logits;
   for (const Row& row : x) {
     const Row normed = rms_norm(row, w.tensors.at("model.norm.weight"));
-    const Row out = apply(w, spec.tied ? "model.embed_tokens" : "lm_head", normed);
+    Row out = apply(w, spec.tied ? "model.embed_tokens" : "lm_head", normed);
+    for (double& value : out) value *= spec.logits_scale;
     logits.insert(logits.end(), out.begin(), out.end());
   }
   return logits;

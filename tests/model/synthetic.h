@@ -23,6 +23,16 @@ struct SyntheticSpec {
   bool interleaved = false;
   double rope_theta = 10000.0;
   double rope_factor = 1.0;  // other than 1: linear
+  // What other model types than llama bring; `more_config` says the same to config.json.
+  std::string model_type = "llama";
+  std::string more_config;  // members, each with a comma before it
+  bool stacked = false;     // qkv_proj and gate_up_proj
+  bool qk_norm = false;
+  std::int64_t rotary_dim = 0;  // 0: head_dim
+  std::vector<std::int64_t> unrotated_layers = {};
+  std::vector<std::int64_t> window_layers = {};
+  std::int64_t window = 0;
+  double embedding_scale = 1.0, attention_scale = 0.0, residual_scale = 1.0, logits_scale = 1.0;
   DType scale_dtype = DType::f16;
   std::map<std::string, QuantSpec> formats;
   std::uint64_t seed = 1;
@@ -34,6 +44,12 @@ QuantSpec affine(int bits, int group_size, DType scale_dtype);
 SyntheticSpec mixed_tied();
 SyntheticSpec untied_interleaved();
 SyntheticSpec one_kv_head();
+// Other model types: stacked projections and partial rotation (phi3), norms of q and k (qwen3),
+// multipliers (granite), layers without rotation and layers with a window (smollm3).
+SyntheticSpec stacked_partial();
+SyntheticSpec normed_heads();
+SyntheticSpec scaled();
+SyntheticSpec unlike_layers();
 
 // A model's weights as floats, decoded from what the files hold, for the double reference.
 struct SyntheticWeights {

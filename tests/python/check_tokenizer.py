@@ -5,11 +5,13 @@
 
 ENCODE_FILE is the program built from tests/text/encode_file.cc, CHECKPOINT a folder with a
 tokenizer.json. Every text of a nasty corpus and RANDOM strings of mixed scripts must give the same
-ids, with special tokens in a text kept as text, and must decode to the same bytes. Ends with status
-1 at the first difference, which it prints.
+ids, with special tokens in a text kept as text, and must decode to the same text, whole and token by
+token. Ends with status 1 at the first difference, which it prints.
 """
 
 import argparse
+import itertools
+import json
 import os
 import random
 import struct
@@ -52,15 +54,15 @@ SCRIPTS = [
     (2, [(0x10000, 0x11fff)]), (1, [(0x12000, 0x1bfff)]), (1, [(0x1d000, 0x1ffff)]), (5, [(0x1f300, 0x1faff)]),
     (1, [(0x20000, 0x323af)]), (1, [(0xe0000, 0xe01ff)]), (1, [(0x40000, 0x10ffff)]),
 ]
+WEIGHTS = list(itertools.accumulate(weight for weight, _ in SCRIPTS))
 PIECES = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'LL", "'ſ", "  ", "\n\n", " \n", "\r\n", "\t\t", "    ",
           " the", "ing", "tion", "https://", "->", "!=", "==", "...", "\u200d", "\ufe0f", "\u00a0", "\u180e", "\u3000",
           "👩\u200d💻", "🇫🇷", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|", "|>", "ſ", "ß", "İ", "1,000", "3.14"]
 
 
 def random_text(rng, vocabulary):
-    weights = [weight for weight, _ in SCRIPTS]
     style = rng.random()
-    scripts = rng.choices(SCRIPTS, weights, k=rng.randint(1, 4))
+    scripts = rng.choices(SCRIPTS, cum_weights=WEIGHTS, k=rng.randint(1, 4))
     out = []
     for _ in range(rng.choice((1, 2, 3, 5, 8, 13, 30, 60))):
         kind = rng.random()
@@ -72,7 +74,7 @@ def random_text(rng, vocabulary):
             first, last = rng.choice(rng.choice(scripts)[1])
             out.append(chr(rng.randint(first, last)) * rng.randint(2, 70))
         else:
-            chosen = scripts if style < 0.5 else [rng.choices(SCRIPTS, weights)[0]]
+            chosen = scripts if style < 0.5 else [rng.choices(SCRIPTS, cum_weights=WEIGHTS)[0]]
             first, last = rng.choice(rng.choice(chosen)[1])
             out.append(chr(rng.randint(first, last)))
         if rng.random() < 0.2:
@@ -122,6 +124,95 @@ def ask(program, checkpoint, requests):
     return Answers(done.stdout)
 
 
+def fallback_bytes(tokens, decoder):
+    """The bytes of tokens whose decoder has byte fallback: what Hugging Face's gives unless bytes make no character."""
+    out = b""
+    for token in tokens:
+        text = token.replace("\u2581", " ")
+        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        out += bytes([int(text[3:5], 16)]) if is_byte else text.encode()
+    strips = any(step["type"] == "Strip" for step in decoder.get("decoders", []))
+    return out[1:] if strips and out.startswith(b" ") else out
+
+
+class Reference:
+    """Hugging Face's tokenizer of a folder, with special tokens in a text kept as text."""
+
+    def __init__(self, folder):
+        path = os.path.join(folder, "tokenizer.json")
+        self.tokenizer = tokenizers.Tokenizer.from_file(path)
+        self.tokenizer.encode_special_tokens = True
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        with open(path, encoding="utf-8") as file:
+            self.data = json.load(file)
+        self.known = sorted(self.tokenizer.get_vocab().values())
+        specials = [token["content"] for token in self.data["added_tokens"] if token["special"]]
+        # Its unigram model takes such text for the token all the same.
+        self.unsure = specials if self.data["model"]["type"] == "Unigram" else []
+
+    def sure(self, text):
+        return not any(special in text for special in self.unsure)
+
+    def encode(self, texts, around=False):
+        return [one.ids for one in self.tokenizer.encode_batch_fast(texts, add_special_tokens=around)]
+
+    def decode(self, ids):
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        decoder = self.data["decoder"]
+        if "\ufffd" in text and any(step["type"] == "ByteFallback" for step in decoder.get("decoders", [])):
+            # It then replaces each byte of a run, also of its good characters.
+            return fallback_bytes(map(self.tokenizer.id_to_token, ids), decoder).decode(errors="replace")
+        return text
+
+
+def differ(what, given, want, have):
+    sys.exit(f"{what} differs\n given {given!r}\n want {want!r}\n have {have!r}")
+
+
+def compare(program, folder, count, seed):
+    """Compares encoding, prompts, decoding and streaming; a line of what was compared."""
+    theirs = Reference(folder)
+    rng = random.Random(seed)
+    # With errors="replace" a token that is part of a character gives U+FFFD, which is fine here.
+    vocabulary = [t for t in (theirs.tokenizer.decode([i], skip_special_tokens=False) for i in theirs.known) if t]
+    texts = list(NASTY)
+    texts += ["".join(rng.sample(NASTY, 4)) for _ in range(60)]
+    texts += [random_text(rng, vocabulary) for _ in range(count)]
+    texts = [text for text in texts if theirs.sure(text)]
+    expected = theirs.encode(texts)
+    for request, want in ((b"e", expected), (b"p", theirs.encode(texts[:500], True))):
+        ours = ask(program, folder, (request + string(text.encode()) for text, _ in zip(texts, want)))
+        for text, ids in zip(texts, want):
+            error = ours.error()
+            found = error if error else ours.ids()
+            if found != ids:
+                differ(f"encode ({request.decode()})", text, ids, found)
+
+    # Random ids need not be whole characters: Hugging Face replaces what is not, as Python does.
+    lists = expected[:1500] + [rng.choices(theirs.known, k=rng.randint(0, 12)) for _ in range(count // 5 + 300)]
+    for request in (b"d", b"s"):
+        ours = ask(program, folder, (request + struct.pack(f"<I{len(ids)}I", len(ids), *ids) for ids in lists))
+        for ids in lists:
+            error = ours.error()
+            found = error if error else ours.string().decode(errors="replace" if request == b"d" else "strict")
+            want = theirs.decode(ids)
+            if found != want:
+                differ(f"decode ({request.decode()})", ids, want, found)
+    return f"{len(texts)} texts give the same {sum(map(len, expected))} ids, {len(lists)} id lists the same text"
+
+
+def compare_texts(program, folder, texts):
+    """Compares encoding alone."""
+    expected = Reference(folder).encode(texts)
+    ours = ask(program, folder, (b"e" + string(text.encode()) for text in texts))
+    for text, ids in zip(texts, expected):
+        error = ours.error()
+        found = error if error else ours.ids()
+        if found != ids:
+            differ("encode", text, ids, found)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -129,39 +220,7 @@ def main():
     parser.add_argument("--random", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-
-    theirs = tokenizers.Tokenizer.from_file(os.path.join(args.checkpoint, "tokenizer.json"))
-    theirs.encode_special_tokens = True
-    theirs.no_truncation()
-    theirs.no_padding()
-    rng = random.Random(args.seed)
-    known = sorted(theirs.get_vocab().values())
-    # With errors="replace" a token that is part of a character gives U+FFFD, which is fine here.
-    vocabulary = [t for t in (theirs.decode([i], skip_special_tokens=False) for i in known) if t]
-    texts = list(NASTY)
-    texts += ["".join(rng.sample(NASTY, 4)) for _ in range(200)]
-    texts += [random_text(rng, vocabulary) for _ in range(args.random)]
-
-    expected = [encoding.ids for encoding in theirs.encode_batch_fast(texts, add_special_tokens=False)]
-    ours = ask(args.program, args.checkpoint, (b"e" + string(text.encode()) for text in texts))
-    for text, ids in zip(texts, expected):
-        error = ours.error()
-        found = error if error else ours.ids()
-        if found != ids:
-            sys.exit(f"encode differs\n text {text!r}\n want {ids}\n have {found}")
-
-    # Random ids need not be whole characters: Hugging Face replaces what is not, as Python does.
-    lists = expected[:2000] + [rng.choices(known, k=rng.randint(0, 12)) for _ in range(5000)]
-    ours = ask(args.program, args.checkpoint,
-               (b"d" + struct.pack(f"<I{len(ids)}I", len(ids), *ids) for ids in lists))
-    for ids in lists:
-        error = ours.error()
-        found = error if error else ours.string().decode(errors="replace")
-        want = theirs.decode(ids, skip_special_tokens=False)
-        if found != want:
-            sys.exit(f"decode differs\n ids {ids}\n want {want!r}\n have {found!r}")
-
-    print(f"{len(texts)} texts give the same {sum(map(len, expected))} ids, {len(lists)} id lists the same text")
+    print(compare(args.program, args.checkpoint, args.random, args.seed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the checks share: where things are, the model converted once, the program's answers."""
 import functools
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -36,6 +37,34 @@ def run(*args, stdin=None):
     done = subprocess.run([str(arg) for arg in args], capture_output=True, text=True, input=stdin)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(map(str, args))}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def package():
+    """The qmlp package of this build."""
+    folder = str(build / "python")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    import qmlp as imported
+
+    return imported
+
+
+def script(name, *args):
+    """What a script of the project prints that may import this build's package."""
+    return python_run([str(DATA.parents[1] / name), *map(str, args)])
+
+
+def python(code, **variables):
+    """What Python code prints that may import this build's package."""
+    return python_run(["-c", code], **variables)
+
+
+def python_run(arguments, **variables):
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(build / "python"), **variables})
+    if done.returncode != 0:
+        raise AssertionError(f"status {done.returncode}\n{done.stderr}")
     return done.stdout
 
 

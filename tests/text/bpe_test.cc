@@ -120,5 +120,67 @@ TEST(Bpe, BytesThatTheVocabularyLacks) {
   EXPECT_EQ(encode("a??b?"), (std::vector<std::int32_t>{1, 9, 2, 9}));
 }
 
+TEST(Bpe, CharactersFallBackToBytes) {
+  Bpe::Parts parts;
+  std::fill(std::begin(parts.byte_ids), std::end(parts.byte_ids), Bpe::kNone);
+  parts.of_characters = true;
+  parts.characters = {{U'a', 1}, {U'\u00e9', 2}, {U'\U0001F600', 3}};
+  parts.byte_ids[0xC3] = 4;
+  parts.byte_ids[0xA8] = 5;
+  parts.merges = {{1, 2, 6}, {4, 5, 7}};
+  const auto encode = [&parts](std::string_view word) {
+    Bpe::Scratch scratch;
+    std::vector<std::int32_t> ids;
+    Bpe(parts).encode_word(word, scratch, ids);
+    return ids;
+  };
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(encode("a\u00e9\U0001F600"), (Ids{6, 3}));
+  EXPECT_EQ(encode("a\u00e8"), (Ids{1, 7}));
+  EXPECT_EQ(encode("a\u00e7\u4e00a"), (Ids{1, 1}));
+  parts.unknown_id = 9;
+  EXPECT_EQ(encode("a\u00e7\u4e00a"), (Ids{1, 9, 9, 1}));
+  // Bytes overtake the unknown character before them.
+  EXPECT_EQ(encode("\u4e00\u00e8a"), (Ids{7, 9, 1}));
+  parts.fuse_unknown = true;
+  EXPECT_EQ(encode("a\u00e7\u4e00"), (Ids{1, 9}));
+}
+
+TEST(Bpe, CuttingAtWordStartsChangesNothing) {
+  std::mt19937 rng(15);
+  const std::string mark = "\u2581";
+  for (int round = 0; round < 40; ++round) {
+    Bpe::Parts parts;
+    std::fill(std::begin(parts.byte_ids), std::end(parts.byte_ids), Bpe::kNone);
+    parts.of_characters = true;
+    parts.unknown_id = 0;
+    parts.fuse_unknown = round % 2 == 0;
+    std::vector<std::string> tokens = {"<unk>", mark, "a", "b"};
+    parts.characters = {{U'\u2581', 1}, {U'a', 2}, {U'b', 3}};
+    for (int i = 0; i < 60; ++i) {
+      const std::size_t left = 1 + rng() % (tokens.size() - 1);
+      const std::size_t right = 1 + rng() % (tokens.size() - 1);
+      const std::string joined = tokens[left] + tokens[right];
+      const bool crosses = tokens[right].starts_with(mark) && !tokens[left].ends_with(mark);
+      if (crosses || joined.size() > 20) continue;
+      parts.merges.push_back({static_cast<std::int32_t>(left), static_cast<std::int32_t>(right),
+                              static_cast<std::int32_t>(tokens.size())});
+      tokens.push_back(joined);
+    }
+    std::string word;
+    for (std::size_t i = rng() % 400; i > 0; --i) {
+      const char* const units[] = {"\u2581", "\u2581", "a", "b", "x"};
+      word += units[rng() % 5];
+    }
+    std::vector<std::int32_t> whole;
+    std::vector<std::int32_t> cut;
+    Bpe::Scratch scratch;
+    Bpe(parts).encode_word(word, scratch, whole);
+    parts.words_apart = true;
+    Bpe(parts).encode_word(word, scratch, cut);
+    ASSERT_EQ(whole, cut) << word;
+  }
+}
+
 }  // namespace
 }  // namespace qmlp::text

@@ -20,6 +20,12 @@ std::vector<ChatMessage> read_messages(const Json& json) {
   return messages;
 }
 
+Result<ChatTemplate> open_chat(const std::string& folder) {
+  auto config = TokenizerConfig::open(folder);
+  if (!config) return config.error();
+  return ChatTemplate::open(folder, *config);
+}
+
 // A folder with the small tokenizer and this chat template.
 class ChatFolder {
  public:
@@ -107,7 +113,7 @@ TEST(Chat, NamedTemplates) {
   folder.write("tokenizer_config.json",
                R"({"chat_template": [{"name": "tool_use", "template": "no"},
                                      {"name": "default", "template": "yes"}]})");
-  const auto chat = ChatTemplate::open(folder.path());
+  const auto chat = open_chat(folder.path());
   ASSERT_TRUE(chat);
   EXPECT_EQ(chat->render({})->bytes, "yes");
 }
@@ -118,7 +124,7 @@ TEST(Chat, WithoutATemplateItPointsToRawPrompts) {
         R"({"chat_template": 7})", R"({"chat_template": "{% macro x() %}{% endmacro %}"})"}) {
     const TemporaryFolder folder;
     folder.write("tokenizer_config.json", config);
-    const auto chat = ChatTemplate::open(folder.path());
+    const auto chat = open_chat(folder.path());
     ASSERT_TRUE(chat) << config;
     const auto text = chat->render({});
     ASSERT_FALSE(text) << config;
@@ -174,6 +180,24 @@ TEST(Jinja, LanguageAndWhiteSpace) {
       {"{{ [1, 2] | first }}{{ ['a'] | last }}{{ missing | default('d') }}{{ 3 is odd }}",
        "1adTrue"},
       {"{{ (1 if true else 2) + -1 }}", "0"},
+      {"{% for k, v in {'a': 1, 'b': [2]}.items() %}{{ k }}{{ v | tojson }}{% endfor %}", "a1b[2]"},
+      {"{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}"
+       "{% endif %}{{ i }}{% endfor %}.",
+       "023."},
+      {"{% set x %} a{{ 1 }} {% endset %}[{{ x }}]{{ x is string }}", "[ a1 ]True"},
+      {"{{ 'h\u00e9llo'[1:-1] }}{{ 'h\u00e9'[-1] }}{{ 'abc'[5] }}{{ 'abc'[2:1] }}",
+       "\u00e9ll\u00e9"},
+      {"{{ {'a': 'x\"\\n\u0001', 'b': [none, true, -1], 'c': {}} | tojson }}",
+       R"({"a": "x\"\n\u0001", "b": [null, true, -1], "c": {}})"},
+      {"{{ [1, {'a': []}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": []\n  }\n]"},
+      {"{{ [{'a': 1}, {'a': 2}, {}] | selectattr('a') | map(attribute='a') | join('-') }}", "1-2"},
+      {"{{ [{'a': {'b': 1}}] | rejectattr('a.b', 'eq', 1) | list | length }}", "0"},
+      {"{{ 'a b  c'.split() | join(',') }}{{ 'a-b-c'.split('-', 1)[1] }}{{ '+'.join(['x', 'y']) }}",
+       "a,b,cb-cx+y"},
+      {"{{ ('a', 'b') == ('a', 'b') }}{{ {'x': 1} == {'x': 2} }}{{ 'a' in ('a',) }}",
+       "TrueFalseTrue"},
+      {"{{ '' | default('d', true) }}{{ 'x' | default('d', true) }}", "dx"},
+      {"{{ 'abc'.member is defined }}{{ none.member is defined }}", "FalseFalse"},
   };
   for (const auto& [source, expected] : cases) EXPECT_EQ(rendered(source), expected) << source;
 }
@@ -196,16 +220,31 @@ TEST(Jinja, RefusesWhatItDoesNotKnow) {
       {"{{ 2 ** 3 }}", "'**'"},
       {"{{ 1 < 2 < 3 }}", "a chain of comparisons"},
       {"{{ '\\q' }}", "an escape in a string"},
-      {"{{ 'a' | tojson }}", "the filter 'tojson'"},
+      {"{{ 'a' | wordcount }}", "the filter 'wordcount'"},
+      {"{{ 'a' | tojson(sort_keys=true) }}", "'tojson' with 'sort_keys'"},
+      {"{{ missing | tojson }}", "this value as JSON"},
+      {"{{ [1] | map('tojson', 'x') }}", "this 'map'"},
+      {"{{ messages | selectattr }}", "the filter 'selectattr'"},
+      {"{{ [1] | selectattr('x') }}", "member 'x'"},
       {"{{ 'a' is upper }}", "the test 'upper'"},
       {"{{ 'a'.encode() }}", "the method 'encode'"},
-      {"{{ strftime_now('%Y') }}", "the function 'strftime_now'"},
+      {"{{ strftime_now('%c') }}", "the time format '%c'"},
+      {"{{ strftime_now('%') }}", "the time format '%'"},
+      {"{{ lipsum() }}", "the function 'lipsum'"},
+      {"{{ range(0, 9, 0) }}", "this 'range'"},
+      {"{{ range(9999999) }}", "a list this long"},
+      {"{{ name.strip }}", "the method 'strip'"},
+      {"{{ {1: 2} }}", "a key that is no text"},
+      {"{% break %}", "'break' outside a loop"},
+      {"{% set x %}", "the end of the template"},
+      {"{% set a.b %}x{% endset %}", "the end of a tag"},
+      {"{% for a, b in [[1]] %}{% endfor %}", "a loop that takes this apart into 2"},
+      {"{% set n = namespace() %}{% set n.n = [{'a': n}] %}", "a value within itself"},
       {"{{ 'a' + 1 }}", "'+' of these values"},
       {"{{ missing.member }}", "something undefined"},
       {"{{ [] }}", "printing a value that is no text"},
       {"{{ name.upper() }}", "upper of text beyond ASCII"},
       {"{% for a in 5 %}{% endfor %}", "a loop over something that is no list"},
-      {"{% for a, b in [] %}{% endfor %}", "','"},
       {"{{ a \xE2\x82\xAC }}", "'\u20ac'"},
       {"a\xFF", "invalid UTF-8"},
   };
@@ -238,6 +277,12 @@ TEST(Jinja, HostileTemplatesEnd) {
   loops += "x";
   for (int i = 0; i < 12; ++i) loops += "{% endfor %}";
   EXPECT_NE(rendered(loops).find("a template that runs this long"), std::string::npos);
+  // Lists that double in each turn.
+  std::string doubled =
+      "{% set ns = namespace(l=[1], m=[1]) %}{% for i in [" + repeated("0,", 60) +
+      "] %}{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}";
+  EXPECT_NE(rendered(doubled + "{{ ns.l == ns.m }}").find("not understood"), std::string::npos);
+  EXPECT_NE(rendered(doubled + "{{ ns.l | tojson }}").find("not understood"), std::string::npos);
   // A string that doubles in each turn.
   std::string doubling = "{% set ns = namespace(s='x') %}{% for i in [" + repeated("0,", 60) +
                          "] %}{% set ns.s = ns.s + ns.s %}{% endfor %}";

@@ -3,9 +3,11 @@
 //   encode_file CHECKPOINT < requests > answers
 //
 // Numbers are little-endian 32-bit; a string is its length and its bytes. A request is one byte:
-// 'e' and a text; 'c', a count and that many pairs of role and content; 'd', a count and that many
-// ids. An answer is 0 and, for 'e' and 'c', a count and ids, for 'd' the bytes as a string; or 1
-// and an error message.
+// 'e' or 'p' (as a prompt) and a text; 'c', a count and that many pairs of role and content; 'd' or
+// 's' (token by token), a count and that many ids; 't', flags (1: add_generation_prompt, 2:
+// enable_thinking is given, 4: its value), tools as a string and then as 'c', for the text of the
+// prompt. An answer is 0 and, for 'e', 'p' and 'c', a count
+// and ids, for 'd', 's' and 't' the bytes as a string; or 1 and an error message.
 
 #include <chrono>
 #include <cstdint>
@@ -50,6 +52,7 @@ void write_string(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
+// Writes whether there is an answer, or the error.
 template <class T>
 bool refused(const qmlp::Result<T>& result) {
   write_number(result ? 0 : 1);
@@ -70,20 +73,29 @@ struct Timing {
 
 // False when the input ends inside a request.
 bool serve(const qmlp::Tokenizer& tokenizer, int request, Timing& timing) {
-  if (request == 'e') {
+  if (request == 'e' || request == 'p') {
     const auto text = read_string();
     if (!text) return false;
     const auto start = std::chrono::steady_clock::now();
-    const auto ids = tokenizer.encode(*text);
+    const auto ids = request == 'e' ? tokenizer.encode(*text) : tokenizer.encode_prompt(*text);
     timing.seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     timing.bytes += text->size();
     answer(ids);
     return true;
   }
+  qmlp::ChatOptions options;
+  if (request == 't') {
+    const auto flags = read_number();
+    auto tools = read_string();
+    if (!flags || !tools) return false;
+    options.add_generation_prompt = (*flags & 1) != 0;
+    if ((*flags & 2) != 0) options.enable_thinking = (*flags & 4) != 0;
+    options.tools = *std::move(tools);
+  }
   const auto count = read_number();
   if (!count) return false;
-  if (request == 'c') {
+  if (request == 'c' || request == 't') {
     std::vector<qmlp::ChatMessage> messages;
     for (std::uint32_t i = 0; i < *count; ++i) {
       auto role = read_string();
@@ -91,15 +103,29 @@ bool serve(const qmlp::Tokenizer& tokenizer, int request, Timing& timing) {
       if (!role || !content) return false;
       messages.push_back({*std::move(role), *std::move(content)});
     }
-    answer(tokenizer.encode_chat(messages));
+    const auto ids = tokenizer.encode_chat(messages, options);
+    if (request == 'c') {
+      answer(ids);
+    } else if (!refused(ids)) {
+      write_string(*tokenizer.decode(*ids));
+    }
     return true;
   }
-  if (request != 'd') return false;
+  if (request != 'd' && request != 's') return false;
   std::vector<std::int32_t> ids;
   for (std::uint32_t i = 0; i < *count; ++i) {
     const auto id = read_number();
     if (!id) return false;
     ids.push_back(static_cast<std::int32_t>(*id));
+  }
+  if (request == 's') {
+    qmlp::Detokenizer detokenizer(tokenizer);
+    std::string streamed;
+    for (const std::int32_t id : ids) streamed += detokenizer.push(id);
+    streamed += detokenizer.finish();
+    write_number(0);
+    write_string(streamed);
+    return true;
   }
   const auto text = tokenizer.decode(ids);
   if (!refused(text)) write_string(*text);

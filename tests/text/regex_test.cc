@@ -47,6 +47,9 @@ TEST(RegexSyntax, MeansWhatHuggingFacesEngineMeans) {
   EXPECT_EQ(matches("[a-c-]+", "a-d-b"), (Strings{"a-", "-b"}));
   EXPECT_EQ(matches("[-a]+", "a-b"), (Strings{"a-"}));
   EXPECT_EQ(matches("\\u00e9+|\\x41", "\u00e9\u00e9A"), (Strings{"\u00e9\u00e9", "A"}));
+  EXPECT_EQ(matches(R"(\w+)", "a_1\u0301\u00b2 \u24b6-\u200d"),
+            (Strings{"a_1\u0301\u00b2", "\u24b6"}));
+  EXPECT_EQ(matches(R"([\w.]+|\W)", "a.b c"), (Strings{"a.b", " ", "c"}));
   // Lines end at \n alone, and ^ and $ are about lines.
   EXPECT_EQ(matches(".+", "a\rb\nc\u2028d"), (Strings{"a\rb", "c\u2028d"}));
   EXPECT_EQ(matches("^.", "a\nbc\rd"), (Strings{"a", "b"}));
@@ -83,7 +86,7 @@ TEST(RegexSyntax, SpaceIsWhiteSpaceOfUnicode) {
 
 TEST(RegexSyntax, RefusesByName) {
   const std::pair<const char*, const char*> cases[] = {
-      {R"(\w+)", "'\\w'"},
+      {R"([^\W])", "a negated set inside a class"},
       {R"(\bx)", "'\\b'"},
       {R"(\h)", "'\\h'"},
       {R"(a\1)", "'\\1'"},

@@ -32,12 +32,14 @@ static inline void score_blocks(const float* q, int64_t head_dim, const void* k,
   }
 }
 
-// Replaces the first `limit` scores by e^(score - max), the rest of the last block by +0, and
+// Replaces the scores [first, limit) by e^(score - max), the rest of their blocks by +0, and
 // returns their sum.
-static inline float exp_scores(float* scores, int64_t limit) {
+static inline float exp_scores(float* scores, int64_t first, int64_t limit) {
+  const int64_t begin = first - first % kCacheBlock;
   const int64_t main = limit - limit % kCacheBlock;
+  for (int64_t i = begin; i < first; ++i) scores[i] = -__builtin_inff();
   Vec top = splat(-__builtin_inff());
-  for (int64_t i = 0; i < main; i += kCacheBlock) top = max(load(scores + i), top);
+  for (int64_t i = begin; i < main; i += kCacheBlock) top = max(load(scores + i), top);
   if (main != limit) {
     for (int64_t i = limit; i < main + kCacheBlock; ++i) scores[i] = -__builtin_inff();
     top = max(load(scores + main), top);
@@ -48,7 +50,7 @@ static inline float exp_scores(float* scores, int64_t limit) {
   for (int i = 1; i < 16; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
   const Vec shift = splat(largest);
   Vec sum = splat(0.0f);
-  for (int64_t i = 0; i < main; i += kCacheBlock) {
+  for (int64_t i = begin; i < main; i += kCacheBlock) {
     const Vec e = exp_nonpositive(sub(load(scores + i), shift));
     store(scores + i, e);
     sum = add(sum, e);
@@ -106,7 +108,8 @@ static void attention_rows(const AttentionArgs& a, int64_t kv_head, int64_t row_
   float* acc = scores + kAttentionRows * a.score_stride;  // [kRows, v_row_stride]
   float* q = acc + kAttentionRows * a.v_row_stride;       // [kRows, head_dim]
   int64_t starts[kRows];                                  // of each row's head in q and out
-  int64_t limits[kRows];                                  // keys that the row may see
+  int64_t firsts[kRows];                                  // the keys that the row may see
+  int64_t limits[kRows];
   const int64_t main = a.head_dim - a.head_dim % 16;
   const int64_t rest = a.head_dim - main;
   for (int r = 0; r < kRows; ++r) {
@@ -114,6 +117,7 @@ static void attention_rows(const AttentionArgs& a, int64_t kv_head, int64_t row_
     const int64_t head = kv_head * a.heads_per_kv + (row_begin + r) % a.heads_per_kv;
     starts[r] = (query * a.num_heads + head) * a.head_dim;
     limits[r] = a.position + query + 1;
+    firsts[r] = a.window > 0 && limits[r] > a.window ? limits[r] - a.window : 0;
     float* row = q + r * a.head_dim;
     for (int64_t d = 0; d < main; d += 16) store(row + d, load_as<kType>(a.q, starts[r] + d));
     if (rest != 0) {
@@ -125,7 +129,7 @@ static void attention_rows(const AttentionArgs& a, int64_t kv_head, int64_t row_
   const int64_t block_elements = a.head_dim * kCacheBlock;
   const int64_t k_start = kv_head * a.k_head_stride;
   constexpr int kBlocks = attention_vectors(kRows);
-  int64_t b = 0;
+  int64_t b = firsts[0] / kCacheBlock;
   for (; b + kBlocks <= blocks; b += kBlocks) {
     score_blocks<kType, kRows, kBlocks>(q, a.head_dim, a.k_cache, k_start + b * block_elements,
                                         a.scale, scores + b * kCacheBlock, a.score_stride);
@@ -136,21 +140,30 @@ static void attention_rows(const AttentionArgs& a, int64_t kv_head, int64_t row_
   }
 
   float sums[kRows];
-  for (int r = 0; r < kRows; ++r) sums[r] = exp_scores(scores + r * a.score_stride, limits[r]);
-
-  // Rows of later queries see more keys: all rows share the common ones, then each adds its own. A
-  // product with a masked key's +0 would not do: it turns -0 into +0 and an infinite value into
-  // NaN.
-  const int64_t v_start = kv_head * a.v_head_stride;
-  const int64_t common = limits[0];
-  for (int64_t i = 0; i < kRows * a.v_row_stride; i += 16) store(acc + i, splat(0.0f));
-  sum_values_all<kType, kRows>(scores, a.score_stride, a.v_cache, v_start, a.v_row_stride, 0,
-                               common, acc);
-  for (int r = 1; r < kRows; ++r) {
-    if (limits[r] == common) continue;
-    sum_values_all<kType, 1>(scores + r * a.score_stride, a.score_stride, a.v_cache, v_start,
-                             a.v_row_stride, common, limits[r], acc + r * a.v_row_stride);
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = exp_scores(scores + r * a.score_stride, firsts[r], limits[r]);
   }
+
+  // Rows of later queries see other keys: each adds those before the common ones, all share the
+  // common ones, then each adds the rest. A product with a masked key's +0 would not do: it turns
+  // -0 into +0 and an infinite value into NaN.
+  const int64_t v_start = kv_head * a.v_head_stride;
+  const int64_t common = firsts[kRows - 1];
+  const int64_t common_end = limits[0] > common ? limits[0] : common;
+  const auto sum_row = [&](int r, int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    sum_values_all<kType, 1>(scores + r * a.score_stride, a.score_stride, a.v_cache, v_start,
+                             a.v_row_stride, begin, end, acc + r * a.v_row_stride);
+  };
+  for (int64_t i = 0; i < kRows * a.v_row_stride; i += 16) store(acc + i, splat(0.0f));
+  for (int r = 0; r < kRows; ++r) {
+    sum_row(r, firsts[r], limits[r] < common ? limits[r] : common);
+  }
+  if (common < common_end) {
+    sum_values_all<kType, kRows>(scores, a.score_stride, a.v_cache, v_start, a.v_row_stride, common,
+                                 common_end, acc);
+  }
+  for (int r = 1; r < kRows; ++r) sum_row(r, common_end, limits[r]);
   for (int r = 0; r < kRows; ++r) {
     const float* row = acc + r * a.v_row_stride;
     const Vec total = splat(sums[r]);

@@ -140,12 +140,13 @@ static inline void rotate_pairs(void* base, int64_t start, int64_t half, const f
 template <int kType>
 static void rope_append_rows(const RopeArgs& a, int64_t row_begin, int64_t row_end) {
   typedef typename ElementOf<kType>::Type Element;
-  const int64_t half = a.head_dim / 2;
+  const int64_t half = a.rotary_dim / 2;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t position = a.position + row;
     const float* cosines = a.cosines + position * half;
     const float* sines = a.sines + position * half;
-    for (int64_t head = 0; head < a.num_heads + a.num_kv_heads; ++head) {
+    const int64_t rotated = half == 0 ? 0 : a.num_heads + a.num_kv_heads;
+    for (int64_t head = 0; head < rotated; ++head) {
       const bool is_query = head < a.num_heads;
       void* base = is_query ? a.q : a.k;
       const int64_t start = is_query ? (row * a.num_heads + head) * a.head_dim
@@ -227,5 +228,53 @@ static void widen(int type, const void* data, float* out, int64_t count) {
       return widen_all<kF16>(data, out, count);
     default:
       return widen_all<kBf16>(data, out, count);
+  }
+}
+
+template <int kType>
+static void scale_all(void* x, int64_t count, float factor) {
+  const int64_t main = count - count % 16;
+  const Vec f = splat(factor);
+  for (int64_t i = 0; i < main; i += 16) store_as<kType>(x, i, mul(load_as<kType>(x, i), f));
+  if (main != count) {
+    const int64_t rest = count - main;
+    store_part<kType>(x, main, rest, mul(load_part<kType>(x, main, rest), f));
+  }
+}
+
+static void scale(int type, void* x, int64_t count, float factor) {
+  switch (type) {
+    case kF32:
+      return scale_all<kF32>(x, count, factor);
+    case kF16:
+      return scale_all<kF16>(x, count, factor);
+    default:
+      return scale_all<kBf16>(x, count, factor);
+  }
+}
+
+template <int kType>
+static void add_scaled_all(void* x, const void* y, int64_t count, float factor) {
+  const int64_t main = count - count % 16;
+  const Vec f = splat(factor);
+  for (int64_t i = 0; i < main; i += 16) {
+    const Vec product = round_as(kType, mul(load_as<kType>(y, i), f));
+    store_as<kType>(x, i, add(load_as<kType>(x, i), product));
+  }
+  if (main != count) {
+    const int64_t rest = count - main;
+    const Vec product = round_as(kType, mul(load_part<kType>(y, main, rest), f));
+    store_part<kType>(x, main, rest, add(load_part<kType>(x, main, rest), product));
+  }
+}
+
+static void add_scaled(int type, void* x, const void* y, int64_t count, float factor) {
+  switch (type) {
+    case kF32:
+      return add_scaled_all<kF32>(x, y, count, factor);
+    case kF16:
+      return add_scaled_all<kF16>(x, y, count, factor);
+    default:
+      return add_scaled_all<kBf16>(x, y, count, factor);
   }
 }

@@ -26,17 +26,18 @@ struct RmsNormArgs {
   float eps;
 };
 
-// Rotates q and k rows in place and appends k and v to the cache.
+// Rotates the first rotary_dim features of q and k rows in place and appends k and v to the cache.
 struct RopeArgs {
   int type;
-  int interleaved;  // pairs (2i, 2i + 1) instead of (i, i + head_dim / 2)
+  int interleaved;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
   void* q;          // [M, num_heads * head_dim]
   void* k;          // [M, num_kv_heads * head_dim]
   const void* v;    // [M, num_kv_heads * head_dim]
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  const float* cosines;  // [position, head_dim / 2]
+  int64_t rotary_dim;    // even; 0: nothing is rotated
+  const float* cosines;  // [position, rotary_dim / 2]
   const float* sines;
   int64_t position;  // of row 0
   void* k_cache;     // [num_kv_heads, blocks, head_dim, kCacheBlock]
@@ -61,6 +62,7 @@ struct AttentionArgs {
   int64_t v_row_stride;
   int64_t score_stride;  // floats of a scratch row, a multiple of kCacheBlock
   int64_t position;      // of query row 0
+  int64_t window;        // a query sees this many keys, its own included; 0: all before it
   float scale;
 };
 
@@ -75,6 +77,10 @@ struct ModelKernels {
   // The index of the first infinite or NaN element, or -1.
   int64_t (*find_non_finite)(int type, const void* data, int64_t count);
   void (*widen)(int type, const void* data, float* out, int64_t count);
+  // x = rn_T(x * factor)
+  void (*scale)(int type, void* x, int64_t count, float factor);
+  // x = rn_T(x + rn_T(y * factor))
+  void (*add_scaled)(int type, void* x, const void* y, int64_t count, float factor);
 };
 
 const ModelKernels* model_kernels_portable();

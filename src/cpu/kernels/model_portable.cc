@@ -16,7 +16,8 @@ namespace {
 #include "cpu/kernels/attention_inl.h"
 // clang-format on
 
-const ModelKernels kModelKernels = {rms_norm, rope_append, attention, find_non_finite, widen};
+const ModelKernels kModelKernels = {rms_norm, rope_append, attention, find_non_finite,
+                                    widen,    scale,       add_scaled};
 
 }  // namespace
 

@@ -1,13 +1,17 @@
 #pragma once
 
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#else
+#include "cuda/device/on_host.h"
+#endif
 
 #include <cstdint>
 
 #include "cuda/layout.h"
 
-// A half's codes to MMA operands: pairs of exactly rounded weights, rn(scale * code + bias).
+// A chunk's codes to MMA operands: pairs of exactly rounded weights, rn(scale * code + bias).
 namespace qmlp::cuda {
 
 struct Bf16 {};
@@ -15,6 +19,7 @@ struct F16 {};
 
 template <class T>
 __device__ __forceinline__ std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#ifdef __CUDACC__
   std::uint32_t d;
   if constexpr (sizeof(T*) && __is_same(T, Bf16)) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -22,6 +27,9 @@ __device__ __forceinline__ std::uint32_t fma2(std::uint32_t a, std::uint32_t b, 
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   }
   return d;
+#else
+  return on_host::fma2<__is_same(T, Bf16)>(a, b, c);
+#endif
 }
 
 // Scale and bias of a lane's row, in both halves of a word. bf16 scales carry 2^133: a code n in
@@ -32,9 +40,7 @@ struct Scales {
   std::uint32_t scale, bias;
 };
 template <class T>
-__device__ __forceinline__ Scales<T> load_scales(const std::uint8_t* sets, int set, int lane) {
-  const std::uint32_t word =
-      reinterpret_cast<const std::uint32_t*>(sets + set * kScaleSetBytes)[lane / 4];
+__device__ __forceinline__ Scales<T> unpack_scales(std::uint32_t word) {
   return {__byte_perm(word, 0, 0x1010), __byte_perm(word, 0, 0x3232)};
 }
 
@@ -45,20 +51,28 @@ __device__ __forceinline__ std::uint32_t shifted_scale(std::uint32_t scale) {
     return scale;
   } else {  // times 2^-kShift, exact
     constexpr std::uint32_t kPower = static_cast<std::uint32_t>(127 - kShift) << 7;
+#ifdef __CUDACC__
     std::uint32_t d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;"
         : "=r"(d)
         : "r"(scale), "r"(kPower | kPower << 16), "r"(0x80008000u));
     return d;
+#else
+    return fma2<T>(scale, kPower | kPower << 16, 0x80008000u);
+#endif
   }
 }
 
 // (word & mask) | magic in one instruction.
 __device__ __forceinline__ std::uint32_t and_or(std::uint32_t word, std::uint32_t mask,
                                                 std::uint32_t other) {
+#ifdef __CUDACC__
   std::uint32_t d;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(word), "r"(mask), "r"(other));
   return d;
+#else
+  return (word & mask) | other;
+#endif
 }
 
 // A pair whose codes sit in both 16-bit halves of `field`, kShift bits up, nothing else set.
@@ -77,85 +91,93 @@ __device__ __forceinline__ std::uint32_t weight_pair(std::uint32_t field, std::u
   }
 }
 
-// One half of one chunk: out[j][0] holds k = 16j + 2t, +1 and out[j][1] k = 16j + 2t + 8, +9 of row
-// g. first serves steps 0 and 1, second steps 2 and 3.
-template <class T, int kBits>
-__device__ __forceinline__ void decode_half(const std::uint8_t* codes, int lane, Scales<T> first,
-                                            Scales<T> second, std::uint32_t (&out)[4][2]) {
+// A lane's words of one half of a chunk as they are stored: the low plane's, then the high plane's.
+template <int kBits>
+constexpr int kHalfWords = kBits == kDenseBits ? 8
+                           : kBits == 8        ? 4
+                           : kBits >= 5        ? 3
+                           : kBits >= 3        ? 2
+                                               : 1;
+
+template <int kBits>
+__device__ __forceinline__ void load_half(const std::uint8_t* codes, int lane,
+                                          std::uint32_t (&words)[kHalfWords<kBits>]) {
   constexpr int kLow = low_plane_bits(kBits), kHigh = high_plane_bits(kBits);
   constexpr int kHighOffset = kHalfRows * kChunkK * kLow / 8;
   if constexpr (kBits == kDenseBits) {
-    const uint4* words = reinterpret_cast<const uint4*>(codes) + lane * 2;
-    const uint4 a = words[0], b = words[1];
-    out[0][0] = a.x, out[0][1] = a.y, out[1][0] = a.z, out[1][1] = a.w;
-    out[2][0] = b.x, out[2][1] = b.y, out[3][0] = b.z, out[3][1] = b.w;
-  } else if constexpr (kBits == 8) {
+    const uint4* from = reinterpret_cast<const uint4*>(codes) + lane * 2;
+    const uint4 a = from[0], b = from[1];
+    words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
+    words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
+  } else if constexpr (kLow == 8) {
     const uint4 w = reinterpret_cast<const uint4*>(codes)[lane];
-    const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const Scales<T> s = j < 2 ? first : second;
-      out[j][0] = weight_pair<T, 0>(words[j] & 0x00FF00FFu, s.scale, s.bias);
-      out[j][1] = weight_pair<T, 0>(words[j] >> 8 & 0x00FF00FFu, s.scale, s.bias);
-    }
+    words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
+  } else if constexpr (kLow == 4) {
+    const uint2 w = reinterpret_cast<const uint2*>(codes)[lane];
+    words[0] = w.x, words[1] = w.y;
+  } else {
+    words[0] = reinterpret_cast<const std::uint32_t*>(codes)[lane];
+  }
+  if constexpr (kHigh == 2) {
+    words[2] = reinterpret_cast<const std::uint32_t*>(codes + kHighOffset)[lane];
+  } else if constexpr (kHigh == 1) {
+    // The bits of the even k in the low half, those of the odd k in the high one.
+    words[kHalfWords<kBits> - 1] =
+        __byte_perm(reinterpret_cast<const std::uint16_t*>(codes + kHighOffset)[lane], 0, 0x4140);
+  }
+}
+
+// Step kStep of a half: out[0] holds k = 16 kStep + 2t, +1 and out[1] k = 16 kStep + 2t + 8, +9 of
+// row g.
+template <class T, int kBits, int kStep>
+__device__ __forceinline__ void decode_step(const std::uint32_t (&words)[kHalfWords<kBits>],
+                                            Scales<T> s, std::uint32_t (&out)[2]) {
+  if constexpr (kBits == kDenseBits) {
+    out[0] = words[2 * kStep], out[1] = words[2 * kStep + 1];
+  } else if constexpr (kBits == 8) {
+    out[0] = weight_pair<T, 0>(words[kStep] & 0x00FF00FFu, s.scale, s.bias);
+    out[1] = weight_pair<T, 0>(words[kStep] >> 8 & 0x00FF00FFu, s.scale, s.bias);
   } else if constexpr (kBits == 4) {
-    const uint2 w = reinterpret_cast<const uint2*>(codes)[lane];
-    const std::uint32_t words[2] = {w.x, w.y};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const Scales<T> s = j < 2 ? first : second;
-      const std::uint32_t v = j % 2 == 0 ? words[j / 2] : words[j / 2] >> 8;
-      out[j][0] = weight_pair<T, 0>(v & 0x000F000Fu, s.scale, s.bias);
-      out[j][1] = weight_pair<T, 4>(v & 0x00F000F0u, shifted_scale<T, 4>(s.scale), s.bias);
-    }
+    const std::uint32_t v = kStep % 2 == 0 ? words[kStep / 2] : words[kStep / 2] >> 8;
+    out[0] = weight_pair<T, 0>(v & 0x000F000Fu, s.scale, s.bias);
+    out[1] = weight_pair<T, 4>(v & 0x00F000F0u, shifted_scale<T, 4>(s.scale), s.bias);
   } else if constexpr (kBits == 2) {
-    const std::uint32_t w = reinterpret_cast<const std::uint32_t*>(codes)[lane];
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-      const Scales<T> s = j < 2 ? first : second;
-      const std::uint32_t v = j == 0 ? w : w >> 8;
-      out[j][0] = weight_pair<T, 0>(v & 0x00030003u, s.scale, s.bias);
-      out[j][1] = weight_pair<T, 2>(v & 0x000C000Cu, shifted_scale<T, 2>(s.scale), s.bias);
-      out[j + 1][0] = weight_pair<T, 4>(v & 0x00300030u, shifted_scale<T, 4>(s.scale), s.bias);
-      out[j + 1][1] = weight_pair<T, 6>(v & 0x00C000C0u, shifted_scale<T, 6>(s.scale), s.bias);
-    }
-  } else if constexpr (kBits == 6) {
-    const uint2 w = reinterpret_cast<const uint2*>(codes)[lane];
-    const std::uint32_t words[2] = {w.x, w.y};
-    const std::uint32_t h = reinterpret_cast<const std::uint32_t*>(codes + kHighOffset)[lane];
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const Scales<T> s = i < 4 ? first : second;
-      const std::uint32_t low = words[i / 4] >> i % 4 * 4;
-      // Two high bits to positions 4 and 5.
-      const std::uint32_t high = i < 2 ? h << (4 - 2 * i) : h >> (2 * i - 4);
-      out[i / 2][i % 2] =
-          weight_pair<T, 0>(and_or(high, 0x00300030u, low & 0x000F000Fu), s.scale, s.bias);
+    const std::uint32_t v = kStep < 2 ? words[0] : words[0] >> 8;
+    if constexpr (kStep % 2 == 0) {
+      out[0] = weight_pair<T, 0>(v & 0x00030003u, s.scale, s.bias);
+      out[1] = weight_pair<T, 2>(v & 0x000C000Cu, shifted_scale<T, 2>(s.scale), s.bias);
+    } else {
+      out[0] = weight_pair<T, 4>(v & 0x00300030u, shifted_scale<T, 4>(s.scale), s.bias);
+      out[1] = weight_pair<T, 6>(v & 0x00C000C0u, shifted_scale<T, 6>(s.scale), s.bias);
     }
   } else {
-    static_assert(kHigh == 1, "3 and 5 bits: a plane of one bit");
-    const std::uint32_t h =
-        __byte_perm(reinterpret_cast<const std::uint16_t*>(codes + kHighOffset)[lane], 0, 0x4140);
-    std::uint32_t words[2];
-    if constexpr (kLow == 4) {
-      const uint2 w = reinterpret_cast<const uint2*>(codes)[lane];
-      words[0] = w.x, words[1] = w.y;
-    } else {
-      words[0] = words[1] = reinterpret_cast<const std::uint32_t*>(codes)[lane];
-    }
-    constexpr std::uint32_t kMask = (1u << kLow) - 1;
+    // The high plane's fields move beside the low plane's.
+    constexpr int kLow = low_plane_bits(kBits), kHigh = high_plane_bits(kBits);
+    constexpr std::uint32_t kLowMask = ((1u << kLow) - 1) * 0x00010001u;
+    constexpr std::uint32_t kHighMask = (((1u << kHigh) - 1) << kLow) * 0x00010001u;
+    constexpr int kPer = 16 / kLow;  // pairs in a low word
+    const std::uint32_t plane = words[kHalfWords<kBits> - 1];
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const Scales<T> s = i < 4 ? first : second;
-      const std::uint32_t low = kLow == 4 ? words[i / 4] >> i % 4 * 4 : words[0] >> 2 * i;
-      const std::uint32_t high = i < kLow ? h << (kLow - i) : h >> (i - kLow);
-      out[i / 2][i % 2] = weight_pair<T, 0>(
-          and_or(high, (1u << kLow) * 0x00010001u, low & kMask * 0x00010001u), s.scale, s.bias);
+    for (int e = 0; e < 2; ++e) {
+      const int i = 2 * kStep + e, shift = kLow - kHigh * i;
+      const std::uint32_t low = words[i / kPer] >> i % kPer * kLow;
+      const std::uint32_t high = shift >= 0 ? plane << shift : plane >> -shift;
+      out[e] = weight_pair<T, 0>(and_or(high, kHighMask, low & kLowMask), s.scale, s.bias);
     }
   }
 }
 
-// The same with the width read at run time; every lane of a warp takes the same branch.
+// One half of a chunk with its width read at run time; every lane of a warp takes the same branch.
+template <class T, int kBits>
+__device__ __forceinline__ void decode_half(const std::uint8_t* codes, int lane, Scales<T> first,
+                                            Scales<T> second, std::uint32_t (&out)[4][2]) {
+  std::uint32_t words[kHalfWords<kBits>];
+  load_half<kBits>(codes, lane, words);
+  decode_step<T, kBits, 0>(words, first, out[0]);
+  decode_step<T, kBits, 1>(words, first, out[1]);
+  decode_step<T, kBits, 2>(words, second, out[2]);
+  decode_step<T, kBits, 3>(words, second, out[3]);
+}
 template <class T>
 __device__ __forceinline__ void decode_half_any(int bits, const std::uint8_t* codes, int lane,
                                                 Scales<T> first, Scales<T> second,
@@ -178,74 +200,95 @@ __device__ __forceinline__ void decode_half_any(int bits, const std::uint8_t* co
   }
 }
 
-// A format's positions in even and odd chunks, worked out once a kernel.
-struct ChunkShape {
-  std::uint32_t bytes[2];
-  std::uint32_t second_codes;
-  std::uint32_t scales[2][2];  // [parity][half]
-  int sets[2][2];
+// A tile's format where it is known only at run time (kBits 0): the halves differ.
+struct MixedShape {
+  int bits[2];
+  std::uint32_t second_codes, scales[2], chunk_bytes;
 };
-__device__ __forceinline__ ChunkShape chunk_shape(const TileFormat& format) {
-  ChunkShape shape;
+__device__ __forceinline__ MixedShape mixed_shape(const TileFormat& format) {
+  MixedShape shape;
   shape.second_codes = format.codes_offset(1);
+  shape.chunk_bytes = format.chunk_bytes();
 #pragma unroll
-  for (int parity = 0; parity < 2; ++parity) {
-    shape.bytes[parity] = format.chunk_bytes(parity);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      shape.scales[parity][h] = format.scales_offset(h, parity);
-      shape.sets[parity][h] = format.half[h].scale_sets(parity);
-    }
+  for (int h = 0; h < 2; ++h) {
+    shape.bits[h] = format.half[h].bits;
+    shape.scales[h] = format.scales_offset(h);
   }
   return shape;
 }
 
-// Both halves of a chunk to A fragments a[half][step][pair]; `scales` lives from one chunk to the
-// next.
-template <class T, int kBits>
-__device__ __forceinline__ void decode_chunk(const TileFormat& format, const ChunkShape& shape,
-                                             int parity, const std::uint8_t* chunk, int lane,
-                                             Scales<T> (&scales)[2][2],
-                                             std::uint32_t (&a)[2][4][2]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const std::uint8_t* sets = chunk + shape.scales[parity][h];
-    if (shape.sets[parity][h] > 0) {
-      scales[h][0] = load_scales<T>(sets, 0, lane);
-      scales[h][1] = scales[h][0];
-      if (shape.sets[parity][h] > 1) scales[h][1] = load_scales<T>(sets, 1, lane);
-    }
-    if constexpr (kBits != 0) {
-      constexpr int kCodes = kHalfRows * kChunkK * kBits / 8;
-      decode_half<T, kBits>(chunk + h * kCodes, lane, scales[h][0], scales[h][1], a[h]);
-    } else {
-      decode_half_any<T>(format.half[h].bits, chunk + h * shape.second_codes, lane, scales[h][0],
-                         scales[h][1], a[h]);
-    }
-  }
-}
-
-// The same where both halves have a width and a group that are known when compiling: no branch, so
-// that loads of later chunks can rise above the sums of earlier ones. kParity: of the chunk's
-// index.
 template <int kBits, int kGroup>
 constexpr TileFormat kEvenFormat = {{{kBits, kGroup}, {kBits, kGroup}}};
 
-template <class T, int kBits, int kGroup, int kParity>
-__device__ __forceinline__ void decode_known_chunk(const std::uint8_t* chunk, int lane,
-                                                   Scales<T> (&scales)[2][2],
-                                                   std::uint32_t (&a)[2][4][2]) {
-  constexpr HalfFormat kHalf = {kBits, kGroup};
-  constexpr int kCodes = kHalf.code_bytes(), kSets = kHalf.scale_sets(kParity);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const std::uint8_t* sets = chunk + 2 * kCodes + h * kSets * kScaleSetBytes;
-    if constexpr (kSets > 0) {
-      scales[h][0] = load_scales<T>(sets, 0, lane);
-      scales[h][1] = kSets > 1 ? load_scales<T>(sets, kSets - 1, lane) : scales[h][0];
-    }
-    decode_half<T, kBits>(chunk + h * kCodes, lane, scales[h][0], scales[h][1], a[h]);
-  }
+template <int kBits, int kGroup>
+__device__ __forceinline__ std::uint32_t chunk_bytes(const MixedShape& shape) {
+  return kBits == 0 ? shape.chunk_bytes : kEvenFormat<kBits, kGroup>.chunk_bytes();
 }
 
+// A chunk in registers, between its load from shared memory and its decoding: apart, so that the
+// latency of the one and the instructions of the other hide behind sums. With kBits 0 the load
+// decodes.
+template <class T, int kBits, int kGroup>
+struct RawChunk {
+  std::uint32_t words[2][kHalfWords<kBits>];
+  std::uint32_t scales[2][kChunkK / kGroup];  // (scale, bias) of the lane's row
+
+  __device__ __forceinline__ void load(const MixedShape&, const std::uint8_t* chunk, int lane) {
+    constexpr TileFormat kFormat = kEvenFormat<kBits, kGroup>;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      load_half<kBits>(chunk + kFormat.codes_offset(h), lane, words[h]);
+      if constexpr (kBits != kDenseBits) {
+#pragma unroll
+        for (int set = 0; set < kChunkK / kGroup; ++set) {
+          scales[h][set] = reinterpret_cast<const std::uint32_t*>(chunk + kFormat.scales_offset(h) +
+                                                                  set * kScaleSetBytes)[lane / 4];
+        }
+      }
+    }
+  }
+  // Step kStep of both halves to a[half][at].
+  template <int kStep, int kSteps>
+  __device__ __forceinline__ void decode(std::uint32_t (&a)[2][kSteps][2], int at) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      constexpr int kSet = kStep * 16 / kGroup;
+      decode_step<T, kBits, kStep>(words[h], unpack_scales<T>(scales[h][kSet]), a[h][at]);
+    }
+  }
+};
+template <class T, int kGroup>
+struct RawChunk<T, 0, kGroup> {
+  std::uint32_t words[2][4][2];
+
+  __device__ __forceinline__ void load(const MixedShape& shape, const std::uint8_t* chunk,
+                                       int lane) {
+    constexpr int kSets = kChunkK / kGroup;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Scales<T> first = {}, second = {};
+      if (shape.bits[h] != kDenseBits) {
+        const auto* sets =
+            reinterpret_cast<const std::uint32_t*>(chunk + shape.scales[h]) + lane / 4;
+        first = unpack_scales<T>(sets[0]);
+        second = unpack_scales<T>(sets[(kSets - 1) * kScaleSetBytes / 4]);
+      }
+      decode_half_any<T>(shape.bits[h], chunk + h * shape.second_codes, lane, first, second,
+                         words[h]);
+    }
+  }
+  template <int kStep, int kSteps>
+  __device__ __forceinline__ void decode(std::uint32_t (&a)[2][kSteps][2], int at) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a[h][at][0] = words[h][kStep][0], a[h][at][1] = words[h][kStep][1];
+    }
+  }
+};
+
 }  // namespace qmlp::cuda
+
+#ifndef __CUDACC__
+#undef __device__
+#undef __forceinline__
+#endif

@@ -6,26 +6,43 @@
 namespace qmlp::cuda {
 
 template <class T>
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
+__device__ __forceinline__ void mma_m16n8k16(float* d, std::uint32_t a0, std::uint32_t a1,
                                              std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
                                              std::uint32_t b1) {
   if constexpr (__is_same(T, Bf16)) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 }
 
+// Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8 and gets
+// elements 2 (l % 4) and the next of row l / 4 of each.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&d)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address));
+}
+// An 8x8 block held as load_matrices gives it, transposed.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t d) {
+  std::uint32_t t;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(d));
+  return t;
+}
+
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Some of a CTA's warps wait for each other; 0 is __syncthreads' own.
+__device__ __forceinline__ void team_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ---- asynchronous copies of sm_80 ----
@@ -89,10 +106,10 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// A tile of rows of 64 16-bit elements in shared memory with the 128-byte swizzle, K-major.
-__device__ __forceinline__ std::uint64_t swizzled_descriptor(std::uint32_t address) {
-  return (static_cast<std::uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (64ull << 32) |
-         (1ull << 62);
+// The low word of a wgmma descriptor of rows of 64 16-bit elements in shared memory with the
+// 128-byte swizzle, K-major; the high word is always kSwizzledDescriptorHigh.
+__device__ __forceinline__ std::uint32_t swizzled_descriptor(std::uint32_t address) {
+  return (address & 0x3FFFFu) >> 4 | 1u << 16;
 }
 __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/choice.h"
 #include "cuda/device/args.h"
 #include "qmlp/plan.h"
 
@@ -10,16 +11,15 @@ namespace qmlp::cuda {
 
 enum class Element : std::uint8_t { bf16, f16 };
 
-// Tokens that the stream kernels take at a time.
-constexpr int kStreamTokens = 16;
-
 int launch_stream_sm80(Element element, const MatmulArgs& args, const DeviceFacts& device,
                        cudaStream_t stream);
 int launch_stream_bf16_sm90(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream);
 int launch_stream_f16_sm90(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream);
 // x 16-byte aligned with rows a multiple of 16 bytes apart.
-int launch_tile_bf16_sm90a(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream);
-int launch_tile_f16_sm90a(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream);
+int launch_tile_bf16_sm90a(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
+                           cudaStream_t stream);
+int launch_tile_f16_sm90a(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
+                          cudaStream_t stream);
 
 // Whether a stream launch needs x in fragment order in global memory, and how many bytes.
 std::size_t stream_fragment_bytes(std::int64_t M, std::int64_t num_chunks,

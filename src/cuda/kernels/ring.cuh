@@ -4,8 +4,24 @@
 
 namespace qmlp::cuda {
 
-constexpr int kStageChunks = 8;  // chunks of one copy; even, so that a stage starts with its scales
-constexpr int kMaxStages = 4;
+constexpr int kMaxStages = 6;
+constexpr int kCopyStages = 4;  // of a ring without bulk copies
+
+// How a tile's stream is cut into stages of `stage_chunks` chunks, one copy each.
+struct TileStages {
+  std::uint32_t bytes;       // of a whole stage
+  std::uint32_t last_bytes;  // of a tile's last one
+  int count, last_chunks;
+};
+__device__ __forceinline__ TileStages tile_stages(std::uint32_t chunk_bytes, int stage_chunks,
+                                                  int num_chunks) {
+  TileStages stages;
+  stages.bytes = chunk_bytes * stage_chunks;
+  stages.count = (num_chunks + stage_chunks - 1) / stage_chunks;
+  stages.last_chunks = num_chunks - (stages.count - 1) * stage_chunks;
+  stages.last_bytes = chunk_bytes * stages.last_chunks;
+  return stages;
+}
 
 // The ring of one warp, filled by sm_90's bulk copies or by sm_80's 16-byte ones.
 template <bool kBulk>
@@ -17,8 +33,8 @@ struct Ring {
 
   __device__ void init(int lane) const {
     if constexpr (kBulk) {
-      if (lane == 0) {
-        for (int i = 0; i < num_stages; ++i) barrier_init(barriers + 8 * i, 1);
+      if (lane < num_stages) {
+        barrier_init(barriers + 8 * lane, 1);
         barrier_init_fence();
       }
       __syncwarp();
@@ -38,12 +54,12 @@ struct Ring {
   __device__ void commit() const {
     if constexpr (!kBulk) copy_commit();
   }
-  // Waits for the `index`th stage consumed; every lane sees its bytes after.
+  // Waits for a stage's `round`th filling; every lane sees its bytes after.
   __device__ void wait(int stage, std::uint32_t round) const {
     if constexpr (kBulk) {
       barrier_wait(barriers + 8 * stage, round & 1);
     } else {
-      copy_wait<kMaxStages - 1>();
+      copy_wait<kCopyStages - 1>();
       __syncwarp();
     }
   }

@@ -1,24 +1,19 @@
 #pragma once
 
+#include "cuda/choice.h"
 #include "cuda/device/epilogue.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/kernels/ring.cuh"
 
-// Few rows of x: every warp streams whole tiles of weights through its own ring of shared memory
-// and sums them with mma.m16n8k16, one chain an output. Weights are operand A, so tokens are
-// columns.
+// Few rows of x: every warp streams whole tiles of weights, or one segment of K of each, through
+// its own ring of shared memory and sums them with mma.m16n8k16, one chain an output and segment.
+// Weights are operand A, so tokens are columns.
 namespace qmlp::cuda {
 
-// Where x's fragments are kept: two planes (steps 0 and 1, steps 2 and 3 of a chunk) of
-// [chunk][token block][lane] 16-byte vectors, so that a warp's reads have no bank conflicts. A
-// single row is kept once for all eight columns: [chunk][t]. This is the word of k = 8 v, 8 v + 1
-// of row m; the next three pairs follow at the next lanes, 4 words apart.
-template <int kTokenBlocks, bool kOneRow>
-__device__ __forceinline__ int fragment_word(int num_chunks, int m, int v) {
-  const int c = v / 8, r = v % 8, j = r / 2;
-  const int lanes = kOneRow ? 4 : 32 * kTokenBlocks;
-  const int lane = kOneRow ? 0 : m / 8 * 32 + m % 8 * 4;
-  return ((j / 2 * num_chunks + c) * lanes + lane) * 4 + j % 2 * 2 + r % 2;
+// Bytes from one row of x in shared memory to the next: 16 more than a multiple of 128, so that
+// ldmatrix reads eight rows without bank conflicts.
+QMLP_HOST_DEVICE constexpr std::uint32_t x_row_bytes(std::int64_t num_chunks) {
+  return static_cast<std::uint32_t>(num_chunks) * kChunkK * 2 + 16;
 }
 
 // Elements 8 v .. 8 v + 7 of a row, zero past K.
@@ -37,186 +32,252 @@ __device__ __forceinline__ uint4 load_eight(const std::uint16_t* row, int v, std
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-template <int kTokenBlocks, bool kOneRow>
-__device__ __forceinline__ void lay_out_row(const MatmulArgs& args, std::int64_t m_begin, int m,
-                                            std::uint32_t* fragments, int first, int step) {
-  const int C = static_cast<int>(args.num_chunks);
-  const bool exists = m_begin + m < args.M;
-  const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
-  for (int v = first; v < C * 8; v += step) {
-    const uint4 value = exists ? load_eight(row, v, args.K) : make_uint4(0, 0, 0, 0);
-    std::uint32_t* to = fragments + fragment_word<kTokenBlocks, kOneRow>(C, m, v);
-    to[0] = value.x, to[4] = value.y, to[8] = value.z, to[12] = value.w;
-  }
+// Whether rows of x can be copied by 16 bytes.
+__device__ __forceinline__ bool x_is_aligned(const MatmulArgs& args) {
+  return (reinterpret_cast<std::uintptr_t>(args.x) & 15) == 0 && args.x_stride % 8 == 0 &&
+         args.K % 8 == 0;
 }
 
-template <int kTokenBlocks, bool kOneRow>
-__device__ __forceinline__ void lay_out_x(const MatmulArgs& args, std::int64_t m_begin,
-                                          std::uint32_t* fragments) {
-  if constexpr (kOneRow) {
-    lay_out_row<kTokenBlocks, true>(args, m_begin, 0, fragments, threadIdx.x, blockDim.x);
-  } else {
-    // A row a warp, or several warps a row.
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    constexpr int kRows = kTokenBlocks * 8;
-    const int share = warps > kRows ? warps / kRows : 1;
-    if (warp < kRows * share) {
-      for (int m = warp / share; m < kRows; m += warps / share) {
-        lay_out_row<kTokenBlocks, false>(args, m_begin, m, fragments, warp % share * 32 + lane,
-                                         32 * share);
-      }
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
+                     __fadd_rn(a.w, b.w));
+}
+
+// Fragments of one block of tokens a blockIdx.y, for x that does not fit in shared memory: two
+// planes (steps 0 and 1, steps 2 and 3 of a chunk) of [chunk][token block][lane] 16-byte vectors.
+template <int kTokenBlocks>
+__global__ void lay_out_x_kernel(const MatmulArgs args) {
+  constexpr int kLanes = 32 * kTokenBlocks;
+  const int C = static_cast<int>(args.num_chunks);
+  const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
+  std::uint32_t* fragments = args.x_fragments + blockIdx.y * (8ll * C * kLanes);
+  for (int m = blockIdx.x; m < kTokenBlocks * 8; m += gridDim.x) {
+    const bool exists = m_begin + m < args.M;
+    const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
+    for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
+      const uint4 value = exists ? load_eight(row, v, args.K) : make_uint4(0, 0, 0, 0);
+      // Words k = 8 v, 8 v + 1 and the next three pairs, one lane each.
+      const int c = v / 8, r = v % 8, j = r / 2, lane = m / 8 * 32 + m % 8 * 4;
+      std::uint32_t* to = fragments +
+                          ((j / 2 * static_cast<std::int64_t>(C) + c) * kLanes + lane) * 4 +
+                          j % 2 * 2 + r % 2;
+      to[0] = value.x, to[4] = value.y, to[8] = value.z, to[12] = value.w;
     }
   }
 }
 
-// Fragments of one block of tokens a blockIdx.y, for x that does not fit in shared memory.
-template <int kTokenBlocks>
-__global__ void lay_out_x_kernel(const MatmulArgs args) {
-  const std::int64_t words = 4 * 2 * args.num_chunks * 32 * kTokenBlocks;
-  const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
-  std::uint32_t* fragments = args.x_fragments + blockIdx.y * words;
-  for (int m = blockIdx.x; m < kTokenBlocks * 8; m += gridDim.x) {
-    lay_out_row<kTokenBlocks, false>(args, m_begin, m, fragments, threadIdx.x, blockDim.x);
-  }
-}
-
-// kBits: of both halves, or 0 to read each half's at run time. kGroup: of both halves, or 0.
-// kSharedX: x is laid out in shared memory; else it comes from args.x_fragments.
-template <class T, int kTokenBlocks, bool kOneRow, int kBits, int kGroup, bool kBulk, bool kSharedX>
+// kBits: of both halves, or 0 to read each half's at run time. kSharedX: rows of x are in shared
+// memory; else fragments come from args.x_fragments.
+template <class T, int kTokenBlocks, int kBits, int kGroup, bool kBulk, bool kSharedX>
 __global__ void __launch_bounds__(512)
-    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages) {
+    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages, int fitting_chunks) {
   extern __shared__ __align__(128) std::uint8_t shared[];
+  __shared__ __align__(8) std::uint64_t x_barrier[1];
   const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int g = lane / 4, t = lane % 4;
   const int C = static_cast<int>(args.num_chunks);
-  const TileFormat& format = args.format;
-  const ChunkShape shape = chunk_shape(format);
-  const std::uint32_t stage_bytes = (shape.bytes[0] + shape.bytes[1]) * (kStageChunks / 2);
-  const int stages_per_tile = (C + kStageChunks - 1) / kStageChunks;
-  const int last_chunks = C - (stages_per_tile - 1) * kStageChunks;
-  const std::uint32_t last_bytes =
-      (shape.bytes[0] + shape.bytes[1]) * (last_chunks / 2) + shape.bytes[0] * (last_chunks % 2);
+  const MixedShape shape = kBits == 0 ? mixed_shape(args.format) : MixedShape{};
+  const std::uint32_t bytes_a_chunk = chunk_bytes<kBits, kGroup>(shape);
+  // A team of warps takes a tile, a segment of K each.
+  const int segments = args.segments, team = warp / segments, segment = warp % segments;
+  const int first_chunk = segment * C / segments;
+  // Whole stages always fit where rings are as deep as there is room for, dense weights apart;
+  // there their size is a constant.
+  constexpr bool kWholeStages = kBulk && kBits != 0 && kBits != kDenseBits;
+  const int stage_chunks = kWholeStages ? kStreamStageChunks : fitting_chunks;
+  const TileStages stages =
+      tile_stages(bytes_a_chunk, stage_chunks, (segment + 1) * C / segments - first_chunk);
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
 
-  std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stage_bytes;
+  std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stages.bytes;
   std::uint8_t* after_rings =
-      shared + static_cast<std::size_t>(num_warps) * num_stages * stage_bytes;
+      shared + static_cast<std::size_t>(num_warps) * num_stages * stages.bytes;
   auto* barriers = reinterpret_cast<std::uint64_t*>(after_rings) + warp * num_stages;
-  auto* x_shared = reinterpret_cast<std::uint32_t*>(after_rings +
-                                                    (num_warps * num_stages * 8 + 127) / 128 * 128);
-  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stage_bytes,
+  std::uint8_t* x_shared = after_rings + (num_warps * num_stages * 8 + 127) / 128 * 128;
+  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stages.bytes,
                          num_stages};
 
   if constexpr (kBulk) launch_dependents();
   ring.init(lane);
 
   const int num_tiles = static_cast<int>(args.num_tiles);
-  int tile = blockIdx.x + warp * gridDim.x;
-  const int step = gridDim.x * num_warps;
+  int tile = blockIdx.x + team * gridDim.x;
+  const int step = gridDim.x * (num_warps / segments);
   const int mine = tile < num_tiles ? (num_tiles - tile + step - 1) / step : 0;
-  int to_produce = mine * stages_per_tile;
+  int to_produce = mine * stages.count;
   int produced_slot = 0, produced_stage = 0;
-  const std::uint8_t* from = args.weights + tile * args.tile_bytes;
+  const std::uint8_t* from = args.weights + tile * args.tile_bytes +
+                             first_chunk * static_cast<std::int64_t>(bytes_a_chunk);
   const auto produce = [&] {
     if (to_produce > 0) {
       --to_produce;
-      const bool last = produced_stage + 1 == stages_per_tile;
-      ring.fill(produced_slot, from, last ? last_bytes : stage_bytes, lane);
+      const bool last = produced_stage + 1 == stages.count;
+      ring.fill(produced_slot, from, last ? stages.last_bytes : stages.bytes, lane);
       if (++produced_slot == num_stages) produced_slot = 0;
       if (last) {
         produced_stage = 0;
-        from += last_bytes + (step - 1) * args.tile_bytes;
+        from +=
+            step * args.tile_bytes - (stages.count - 1) * static_cast<std::int64_t>(stages.bytes);
       } else {
         ++produced_stage;
-        from += stage_bytes;
+        from += stages.bytes;
       }
     }
     ring.commit();
   };
+#pragma unroll 1
   for (int i = 0; i < num_stages; ++i) produce();
 
-  // Weights do not depend on the kernel before; x does.
-  if constexpr (kBulk) wait_for_previous_grid();
-  constexpr int kFragmentLanes = kOneRow ? 4 : 32 * kTokenBlocks;
-  const uint4* fragments;
+  const std::uint32_t row_bytes = x_row_bytes(C);
+  const int rows =
+      static_cast<int>(args.M - m_begin < kTokenBlocks * 8 ? args.M - m_begin : kTokenBlocks * 8);
   if constexpr (kSharedX) {
-    lay_out_x<kTokenBlocks, kOneRow>(args, m_begin, x_shared);
-    __syncthreads();
-    fragments = reinterpret_cast<const uint4*>(x_shared);
-  } else {
-    fragments = reinterpret_cast<const uint4*>(args.x_fragments) +
-                blockIdx.y * (static_cast<std::int64_t>(2) * C * kFragmentLanes);
+    if (kBulk && x_is_aligned(args)) {
+      if (threadIdx.x == 0) {
+        barrier_init(shared_address(x_barrier), 1);
+        barrier_init_fence();
+      }
+      const int tail = static_cast<int>(C * kChunkK - args.K);
+#pragma unroll 1
+      for (int i = threadIdx.x; i < rows * tail; i += blockDim.x) {
+        *reinterpret_cast<std::uint16_t*>(x_shared + i / tail * row_bytes +
+                                          (args.K + i % tail) * 2) = 0;
+      }
+      __syncthreads();
+      wait_for_previous_grid();  // weights do not depend on the kernel before; x does
+      if (warp == 0) {
+        const auto bytes = static_cast<std::uint32_t>(args.K * 2);
+        if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
+        __syncwarp();
+        if (lane < rows) {
+          bulk_copy(shared_address(x_shared) + lane * row_bytes,
+                    static_cast<const std::uint16_t*>(args.x) + (m_begin + lane) * args.x_stride,
+                    bytes, shared_address(x_barrier));
+        }
+      }
+      barrier_wait(shared_address(x_barrier), 0);
+    } else {
+      if constexpr (kBulk) wait_for_previous_grid();
+#pragma unroll 1
+      for (int m = 0; m < rows; ++m) {
+        const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
+        for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
+          *reinterpret_cast<uint4*>(x_shared + m * row_bytes + v * 16) = load_eight(row, v, args.K);
+        }
+      }
+      __syncthreads();
+    }
+  } else if constexpr (kBulk) {
+    wait_for_previous_grid();
   }
+  // Rows that do not exist read the last one that does; their columns are not stored.
+  std::uint32_t x_rows[kTokenBlocks];
+#pragma unroll
+  for (int b = 0; b < kTokenBlocks; ++b) {
+    const int row = b * 8 + lane % 8;
+    x_rows[b] =
+        shared_address(x_shared) + (row < rows ? row : rows - 1) * row_bytes + lane / 8 * 16;
+  }
+  constexpr int kFragmentLanes = 32 * kTokenBlocks;
   const int plane = C * kFragmentLanes;
-  const uint4* my_fragments = fragments + (kOneRow ? t : lane);
+  const uint4* const fragments = reinterpret_cast<const uint4*>(args.x_fragments) +
+                                 blockIdx.y * (2ll * C * kFragmentLanes) + lane;
+  const auto load_x = [&](int c, int p, std::uint32_t(&v)[kTokenBlocks][4]) {
+#pragma unroll
+    for (int b = 0; b < kTokenBlocks; ++b) {
+      if constexpr (kSharedX) {
+        load_matrices(v[b], x_rows[b] + c * (kChunkK * 2) + p * 64);
+      } else {
+        const uint4 four = fragments[p * plane + b * 32 + c * kFragmentLanes];
+        v[b][0] = four.x, v[b][1] = four.y, v[b][2] = four.z, v[b][3] = four.w;
+      }
+    }
+  };
 
+  // Sums of segments, [2][warp][token block][lane], in turns.
+  auto* const partials =
+      reinterpret_cast<float4*>(x_shared + (kSharedX ? rows * row_bytes : 0)) + lane;
+  int turn = 0;
   int slot = 0;
   std::uint32_t round = 0;
   for (; tile < num_tiles; tile += step) {
-    float acc[kTokenBlocks][4] = {};
-    Scales<T> scales[2][2] = {};
-    const uint4* x = my_fragments;
-    for (int s = 0; s < stages_per_tile; ++s) {
+    float acc[kTokenBlocks * 4] = {};
+    int c = first_chunk;
+    for (int s = 0; s < stages.count; ++s) {
       ring.wait(slot, round);
-      const std::uint8_t* chunk = ring_data + slot * stage_bytes;
-      const int count = s + 1 == stages_per_tile ? last_chunks : kStageChunks;
-      const auto sum = [&](const std::uint32_t(&a)[2][4][2]) {
+      const std::uint8_t* chunk = ring_data + slot * stages.bytes;
+      const int in_stage = s + 1 < stages.count ? stage_chunks : stages.last_chunks;
+      const int stage_end = c + in_stage;
+      RawChunk<T, kBits, kGroup> raw[2];
+      std::uint32_t x[2][2][kTokenBlocks][4];
+      const auto fetch = [&](int d) {
+        raw[d % 2].load(shape, chunk + d * bytes_a_chunk, lane);
+        load_x(c + d, 0, x[d % 2][0]);
+        load_x(c + d, 1, x[d % 2][1]);
+      };
+      const auto sums = [&](int d, bool more) {
+        std::uint32_t a[2][4][2];
+        const RawChunk<T, kBits, kGroup>& r = raw[d % 2];
+        r.template decode<0>(a, 0);
+        r.template decode<1>(a, 1);
+        r.template decode<2>(a, 2);
+        r.template decode<3>(a, 3);
+        if (more) fetch(d + 1);
 #pragma unroll
-        for (int p = 0; p < 2; ++p) {
+        for (int j = 0; j < 4; ++j) {
 #pragma unroll
           for (int b = 0; b < kTokenBlocks; ++b) {
-            const uint4 v = x[p * plane + b * 32];
-            mma_m16n8k16<T>(acc[b], a[0][2 * p][0], a[1][2 * p][0], a[0][2 * p][1], a[1][2 * p][1],
-                            v.x, v.y);
-            mma_m16n8k16<T>(acc[b], a[0][2 * p + 1][0], a[1][2 * p + 1][0], a[0][2 * p + 1][1],
-                            a[1][2 * p + 1][1], v.z, v.w);
+            const std::uint32_t(&v)[4] = x[d % 2][j / 2][b];
+            mma_m16n8k16<T>(acc + 4 * b, a[0][j][0], a[1][j][0], a[0][j][1], a[1][j][1],
+                            v[j % 2 * 2], v[j % 2 * 2 + 1]);
           }
         }
-        x += kFragmentLanes;
       };
-      if constexpr (kGroup != 0) {
-        constexpr TileFormat kFormat = kEvenFormat<kBits, kGroup>;
-        const auto pair = [&](const std::uint8_t* even_chunk, bool both) {
-          std::uint32_t a[2][4][2];
-          decode_known_chunk<T, kBits, kGroup, 0>(even_chunk, lane, scales, a);
-          sum(a);
-          if (both) {
-            decode_known_chunk<T, kBits, kGroup, 1>(even_chunk + kFormat.chunk_bytes(0), lane,
-                                                    scales, a);
-            sum(a);
-          }
-        };
-        if (count == kStageChunks) {
+      fetch(0);
+      if (in_stage == kStreamStageChunks) {
 #pragma unroll
-          for (int d = 0; d < kStageChunks; d += 2) pair(chunk + kFormat.offset(d), true);
-        } else {
-          for (int d = 0; d < count; d += 2) pair(chunk + kFormat.offset(d), d + 1 < count);
-        }
+        for (int d = 0; d < kStreamStageChunks; ++d) sums(d, d + 1 < kStreamStageChunks);
       } else {
-        const auto work = [&](int parity) {
-          std::uint32_t a[2][4][2];
-          decode_chunk<T, kBits>(format, shape, parity, chunk, lane, scales, a);
-          chunk += shape.bytes[parity];
-          sum(a);
-        };
-        for (int d = 0; d < count; d += 2) {
-          work(0);
-          if (d + 1 < count) work(1);
+#pragma unroll 1
+        for (int left = in_stage; left > 0; left -= 2) {
+          sums(0, left > 1);
+          if (left > 1) sums(1, left > 2);
+          chunk += 2 * bytes_a_chunk;
+          c += 2;
         }
       }
+      c = stage_end;
       __syncwarp();
       produce();
       if (++slot == num_stages) slot = 0, ++round;
     }
+    if (segments > 1) {
+      turn ^= 1;
+      const auto partial = [&](int of, int b) -> float4& {
+        return partials[((turn * num_warps + team * segments + of) * kTokenBlocks + b) * 32];
+      };
+      if (segment != 0) {
 #pragma unroll
-    for (int b = 0; b < kTokenBlocks; ++b) {
-      if constexpr (kOneRow) {
-        if (t == 0) finish<T>(args.epilogue, tile, g, m_begin, acc[b][0], acc[b][2]);
-      } else {
-        const std::int64_t m = m_begin + b * 8 + t * 2;
-        if (m < args.M) finish<T>(args.epilogue, tile, g, m, acc[b][0], acc[b][2]);
-        if (m + 1 < args.M) finish<T>(args.epilogue, tile, g, m + 1, acc[b][1], acc[b][3]);
+        for (int b = 0; b < kTokenBlocks; ++b) {
+          partial(segment, b) =
+              make_float4(acc[4 * b], acc[4 * b + 1], acc[4 * b + 2], acc[4 * b + 3]);
+        }
       }
+      team_barrier(1 + team, 32 * segments);
+      if (segment != 0) continue;
+#pragma unroll
+      for (int b = 0; b < kTokenBlocks; ++b) {
+        const auto at = [&](int of) { return partial(of, b); };
+        float4 sum = make_float4(acc[4 * b], acc[4 * b + 1], acc[4 * b + 2], acc[4 * b + 3]);
+        sum = add(sum, at(1));
+        if (segments > 2) sum = add(sum, add(at(2), at(3)));
+        if (segments > 4) sum = add(sum, add(add(at(4), at(5)), add(at(6), at(7))));
+        acc[4 * b] = sum.x, acc[4 * b + 1] = sum.y, acc[4 * b + 2] = sum.z, acc[4 * b + 3] = sum.w;
+      }
+    }
+    if (word_stores_suffice(args.epilogue)) {
+      store_words<T, kTokenBlocks>(args.epilogue, tile, lane, m_begin, args.M, acc);
+    } else {
+      store_elements<T, kTokenBlocks>(args.epilogue, tile, lane, m_begin, args.M, acc);
     }
   }
 }

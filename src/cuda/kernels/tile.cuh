@@ -2,224 +2,301 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/device/epilogue.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/kernels/ring.cuh"
 
-// Many rows of x, sm_90a: a persistent CTA takes 128 rows of MMA operand A (8 tiles, one a warp) by
-// kTokens tokens. A producer warp copies x by TMA; each of the eight consumer warps streams its own
-// tile through a ring, as the stream kernel does, decodes it into registers and multiplies with
+// More rows of x, sm_90a. A persistent CTA has kGroups consumer warpgroups and two producer warps.
+// One copies x, kTokens rows by 64 k, by TMA into a ring that all share; the other streams tiles of
+// weights, one for each consumer warp, through rings of their own. A consumer warpgroup takes a
+// unit, 64 rows of MMA operand A: its warps decode a tile each into registers and multiply with
 // wgmma, whose chain of 16-wide steps has the bits of mma.sync's.
 namespace qmlp::cuda {
 
-constexpr int kCtaTiles = 8;
-constexpr int kConsumerThreads = 256;
-constexpr int kTileThreads = 128 + kConsumerThreads;
-constexpr int kMaxXStages = 12;
+constexpr int kUnitTiles = 4;  // one tile a warp
+constexpr int kStep = 8;       // chunks of the main loop's body, whose positions are constants
+constexpr int kMaxWeightStages = 4;
+
+// Chunks of one copy of weights: up to 5 KiB, since larger copies come faster and rings are many.
+QMLP_HOST_DEVICE constexpr int tile_stage_chunks(int bits, int group_size) {
+  if (bits == 0) return 2;
+  const TileFormat format = {{{bits, group_size}, {bits, group_size}}};
+  return format.chunk_bytes() <= 608 ? 8 : format.chunk_bytes() <= 1216 ? 4 : 2;
+}
+
+// x in shared memory, (tokens, kChunkK) a chunk, K-major: chunks that come and go together, and
+// chunks of the ring, which divide kStep.
+QMLP_HOST_DEVICE constexpr int tile_x_chunk_bytes(int tokens) { return tokens * kChunkK * 2; }
+QMLP_HOST_DEVICE constexpr int tile_x_chunks(int tokens) { return tokens <= 64 ? 2 : 1; }
+QMLP_HOST_DEVICE constexpr int tile_x_ring(int tokens, int ctas) {
+  return tokens * ctas <= 64 || (tokens == 128 && ctas == 1) || (tokens == 64 && ctas == 1) ? 8 : 4;
+}
 
 struct TileArgs {
   MatmulArgs matmul;
-  int x_stages;
   int weight_stages;
-  int raster;  // row groups that follow each other before the next token block
 };
 
-template <int kTokens>
-QMLP_HOST_DEVICE constexpr int tile_x_bytes() {
-  return kTokens * kChunkK *
-         2;  // (kTokens, kChunkK), K-major, a multiple of the swizzle's 1024 bytes
+// Steps of 16 k whose fragments are held at once, twice: fewer where registers are short.
+QMLP_HOST_DEVICE constexpr int tile_part_steps(int tokens, int groups, int ctas, int bits) {
+  return groups * ctas > 2 && (tokens * ctas >= 64 || (ctas > 1 && bits > 4)) ? 2 : 4;
+}
+// Registers of a thread: what the threads of `ctas` CTAs an SM get at launch, shared out anew.
+QMLP_HOST_DEVICE constexpr int producer_registers(int groups, int ctas) {
+  return groups > 2 ? 32 : ctas > 1 ? 24 : 40;
+}
+QMLP_HOST_DEVICE constexpr int consumer_registers(int groups, int ctas) {
+  return groups > 2 ? 112 : ctas > 1 ? 104 : 232;
 }
 
-// The sums of a thread's row of a tile: tokens m, m + 1, m + 8, m + 9, ...
-template <class T, int kTokens>
-__device__ __forceinline__ void finish_tokens(const EpilogueArgs& epilogue, std::int64_t tile,
-                                              int g, std::int64_t m, std::int64_t M,
-                                              const float (&acc)[kTokens / 2]) {
-  const bool plain = epilogue.is_swiglu && !epilogue.wide && epilogue.linear_bias[0] == nullptr &&
-                     epilogue.linear_bias[1] == nullptr && epilogue.gate_tap == nullptr;
-  if (plain) {
-    const std::int64_t n = tile * kHalfRows + g;
-    if (n >= epilogue.N) return;
-    auto* out = static_cast<std::uint16_t*>(epilogue.out) + m * epilogue.out_stride + n;
-    const float scale0 = epilogue.unscale[0], scale1 = epilogue.unscale[1];
-#pragma unroll
-    for (int b = 0; b < kTokens / 8; ++b) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (m + b * 8 + e < M) {
-          const float gate = rounded<T>(__fmul_rn(acc[4 * b + e], scale0));
-          const float up = rounded<T>(__fmul_rn(acc[4 * b + 2 + e], scale1));
-          out[e * epilogue.out_stride] =
-              to_bits<T>(__fmul_rn(rounded<T>(__fmul_rn(gate, sigmoid<T>(gate))), up));
-        }
-      }
-      out += 8 * epilogue.out_stride;
-    }
-    return;
-  }
-#pragma unroll
-  for (int b = 0; b < kTokens / 8; ++b) {
-    const std::int64_t at = m + b * 8;
-    if (at < M) finish<T>(epilogue, tile, g, at, acc[4 * b], acc[4 * b + 2]);
-    if (at + 1 < M) finish<T>(epilogue, tile, g, at + 1, acc[4 * b + 1], acc[4 * b + 3]);
-  }
-}
+// A CTA's even share of all units in the order (token block, unit), cut into rounds: neighbouring
+// units of one token block, one for each warpgroup. CTAs that read the same weights do it at about
+// the same time.
+template <int kGroups>
+struct Rounds {
+  int units;  // of a token block
+  int at, end, unit, block;
 
-template <class T, int kTokens, int kBits>
-__global__ void __launch_bounds__(kTileThreads, 1)
+  __device__ __forceinline__ static Rounds of_cta(int units, int blocks) {
+    const long long total = static_cast<long long>(units) * blocks;
+    Rounds rounds;
+    rounds.units = units;
+    rounds.at = static_cast<int>(total * blockIdx.x / gridDim.x);
+    rounds.end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+    rounds.block = rounds.at / units;
+    rounds.unit = rounds.at - rounds.block * units;
+    return rounds;
+  }
+  __device__ __forceinline__ bool done() const { return at >= end; }
+  __device__ __forceinline__ int size() const {
+    const int most = units - unit < end - at ? units - unit : end - at;
+    return most < kGroups ? most : kGroups;
+  }
+  __device__ __forceinline__ void next() {
+    const int n = size();
+    at += n;
+    unit += n;
+    if (unit == units) unit = 0, ++block;
+  }
+};
+
+// kCtas: that share an SM. kWords: the epilogue is one that store_words can finish.
+template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
+__global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
     tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
+  constexpr int kWarps = 4 * kGroups;  // consumers
+  constexpr int kStageChunks = tile_stage_chunks(kBits, kGroup);
+  constexpr int kXChunks = tile_x_chunks(kTokens), kXRing = tile_x_ring(kTokens, kCtas);
+  constexpr int kXSlots = kXRing / kXChunks;
+  constexpr int kXChunkBytes = tile_x_chunk_bytes(kTokens);
   extern __shared__ __align__(128) std::uint8_t shared[];
-  __shared__ __align__(8) std::uint64_t full[kMaxXStages], empty[kMaxXStages];
-  __shared__ __align__(8) std::uint64_t weight_barriers[kCtaTiles * kMaxStages];
+  __shared__ __align__(8) std::uint64_t barriers[2 * kXSlots + 2 * kWarps * kMaxWeightStages];
   const MatmulArgs& matmul = args.matmul;
-  const ChunkShape shape = chunk_shape(matmul.format);
+  const MixedShape shape = kBits == 0 ? mixed_shape(matmul.format) : MixedShape{};
+  const std::uint32_t bytes_a_chunk = chunk_bytes<kBits, kGroup>(shape);
   const std::uint32_t x_base = (shared_address(shared) + 1023) & ~1023u;
-  const int x_stages = args.x_stages;
+  const std::uint32_t full = shared_address(barriers), empty = full + 8 * kXSlots;
+  // A warp's weights: full and empty barriers of its stages, and their bytes.
+  const auto weights_full = [&](int consumer) {
+    return empty + 8 * (kXSlots + consumer * 2 * kMaxWeightStages);
+  };
+  constexpr int kFullToEmpty = 8 * kMaxWeightStages;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int C = static_cast<int>(matmul.num_chunks);
-  const int row_groups = static_cast<int>((matmul.num_tiles + kCtaTiles - 1) / kCtaTiles);
-  const int token_blocks = static_cast<int>((matmul.M + kTokens - 1) / kTokens);
-  const long long total = static_cast<long long>(row_groups) * token_blocks;
+  const TileStages stages = tile_stages(bytes_a_chunk, kStageChunks, C);
+  const auto ring_offset = [&](int consumer) {
+    return kXRing * kXChunkBytes + consumer * args.weight_stages * stages.bytes;
+  };
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < x_stages; ++i) {
-      barrier_init(shared_address(full + i), 1);
-      barrier_init(shared_address(empty + i), kConsumerThreads / 32);
-    }
-    barrier_init_fence();
+  // Every warp does a few: they come one after another within a warp.
+  if (warp == 0 && lane < kXSlots) {
+    barrier_init(full + 8 * lane, 1);
+    barrier_init(empty + 8 * lane, kWarps);
+  } else if (group > 0 && lane < 2 * args.weight_stages) {
+    barrier_init(weights_full(warp - 4) + lane / 2 * 8 + lane % 2 * kFullToEmpty, 1);
   }
+  barrier_init_fence();
   __syncthreads();
   launch_dependents();
 
-  // Neighbouring CTAs share a token block's x in L2 and a band of row groups.
-  const auto place = [&](long long index, int& row_group, int& token_block) {
-    const long long band = static_cast<long long>(args.raster) * token_blocks;
-    const int b = static_cast<int>(index / band), r = static_cast<int>(index % band);
-    const int left = row_groups - b * args.raster;
-    const int width = left < args.raster ? left : args.raster;
-    token_block = r / width;
-    row_group = b * args.raster + r % width;
-  };
+  using CtaRounds = Rounds<kGroups>;
+  const CtaRounds first =
+      CtaRounds::of_cta(static_cast<int>((matmul.num_tiles + kUnitTiles - 1) / kUnitTiles),
+                        static_cast<int>((matmul.M + kTokens - 1) / kTokens));
 
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x != 0) return;
-    wait_for_previous_grid();
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers(kGroups, kCtas)));
     int slot = 0;
-    std::uint32_t round = 0;
-    for (long long index = blockIdx.x; index < total; index += gridDim.x) {
-      int row_group, token_block;
-      place(index, row_group, token_block);
-      for (int c = 0; c < C; ++c) {
-        barrier_wait(shared_address(empty + slot), (round & 1) ^ 1);
-        const std::uint32_t barrier = shared_address(full + slot);
-        barrier_expect(barrier, tile_x_bytes<kTokens>());
-        tensor_copy_2d(x_base + slot * tile_x_bytes<kTokens>(), &x_map, c * kChunkK,
-                       token_block * kTokens, barrier);
-        if (++slot == x_stages) slot = 0, ++round;
+    std::uint32_t phase = 1;
+    if (threadIdx.x == 0) {
+      wait_for_previous_grid();
+      for (CtaRounds round = first; !round.done(); round.next()) {
+        // Up to a multiple of kStep: slots past the end are passed on empty.
+        for (int c = 0; c < C || c % kStep != 0; c += kXChunks) {
+          barrier_wait(empty + 8 * slot, phase);
+          if (c < C) {
+            barrier_expect(full + 8 * slot, kXChunks * kXChunkBytes);
+#pragma unroll
+            for (int i = 0; i < kXChunks; ++i) {  // a chunk past the end comes as zeros
+              tensor_copy_2d(x_base + (slot * kXChunks + i) * kXChunkBytes, &x_map,
+                             (c + i) * kChunkK, round.block * kTokens, full + 8 * slot);
+            }
+          } else {
+            barrier_arrive(full + 8 * slot);
+          }
+          if (++slot == kXSlots) slot = 0, phase ^= 1;
+        }
+      }
+    } else if (warp == 1 && lane < kWarps) {
+      // Lane l feeds consumer l. Weights do not depend on the kernel before.
+      const std::uint32_t data = x_base + ring_offset(lane), barrier = weights_full(lane);
+      const int last_tile = static_cast<int>(matmul.num_tiles) - 1;
+      for (CtaRounds round = first; !round.done(); round.next()) {
+        if (round.size() <= lane / 4) continue;
+        // Past the last tile the last one comes again.
+        const int tile = round.unit * kUnitTiles + lane;
+        const std::uint8_t* from =
+            matmul.weights + (tile < last_tile ? tile : last_tile) * matmul.tile_bytes;
+        for (int s = 0; s < stages.count; ++s) {
+          const std::uint32_t bytes = s + 1 < stages.count ? stages.bytes : stages.last_bytes;
+          barrier_wait(barrier + 8 * slot + kFullToEmpty, phase);
+          barrier_expect(barrier + 8 * slot, bytes);
+          bulk_copy(data + slot * stages.bytes, from, bytes, barrier + 8 * slot);
+          from += stages.bytes;
+          if (++slot == args.weight_stages) slot = 0, phase ^= 1;
+        }
       }
     }
     return;
   }
 
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int consumer = warp - 4, g = lane / 4, t = lane % 4;
-  const std::uint32_t stage_bytes = (shape.bytes[0] + shape.bytes[1]) * (kStageChunks / 2);
-  const int stages_per_tile = (C + kStageChunks - 1) / kStageChunks;
-  const int last_chunks = C - (stages_per_tile - 1) * kStageChunks;
-  const std::uint32_t last_bytes =
-      (shape.bytes[0] + shape.bytes[1]) * (last_chunks / 2) + shape.bytes[0] * (last_chunks % 2);
-  const std::uint32_t ring_base =
-      x_base + x_stages * tile_x_bytes<kTokens>() + consumer * args.weight_stages * stage_bytes;
-  const std::uint8_t* ring_data = shared + (ring_base - shared_address(shared));
-  const Ring<true> ring{ring_base, shared_address(weight_barriers + consumer * kMaxStages),
-                        stage_bytes, args.weight_stages};
-  ring.init(lane);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers(kGroups, kCtas)));
+  const int consumer = warp - 4, unit_of_round = group - 1;
+  const std::uint8_t* const ring =
+      shared + (x_base - shared_address(shared)) + ring_offset(consumer);
+  const std::uint32_t weights_barrier = weights_full(consumer);
+  wait_for_previous_grid();  // the residual and out itself may depend on it
 
-  // Where the next copy of weights comes from. A warp past the last tile streams the last one
-  // again.
-  long long produced_index = blockIdx.x;
-  int produced_slot = 0, produced_stage = 0;
-  const std::uint8_t* from = nullptr;
-  const auto produce = [&] {
-    if (produced_index >= total) return;
-    if (produced_stage == 0) {
-      int row_group, token_block;
-      place(produced_index, row_group, token_block);
-      const std::int64_t tile = static_cast<std::int64_t>(row_group) * kCtaTiles + consumer;
-      const std::int64_t last = matmul.num_tiles - 1;
-      from = matmul.weights + (tile < last ? tile : last) * matmul.tile_bytes;
-    }
-    const bool last = produced_stage + 1 == stages_per_tile;
-    ring.fill(produced_slot, from, last ? last_bytes : stage_bytes, lane);
-    from += stage_bytes;
-    if (++produced_slot == args.weight_stages) produced_slot = 0;
-    if (++produced_stage == stages_per_tile) {
-      produced_stage = 0;
-      produced_index += gridDim.x;
-    }
+  const std::uint32_t x_descriptor = swizzled_descriptor(x_base);
+  int weight_slot = 0;
+  std::uint32_t weight_phase = 0;
+  std::uint32_t step_phase = 0;  // of the x ring at a step's start; a ring of kStep flips a step
+  const std::uint8_t* stage = ring;
+  // Slot and phase of chunk d of a step.
+  const auto x_slot = [](int d) { return d % kXRing / kXChunks; };
+  const auto wait_x = [&](int d) {
+    barrier_wait(full + 8 * x_slot(d), kXRing == kStep ? step_phase : d / kXRing & 1);
   };
-  // Weights do not depend on the kernel before; x, the residual and out itself may.
-  for (int i = 0; i < args.weight_stages; ++i) produce();
-  wait_for_previous_grid();
-
-  int slot = 0, weight_slot = 0, stage_chunk = 0;
-  std::uint32_t round = 0, weight_round = 0;
-  const std::uint8_t* chunk = ring_data;
-  for (long long index = blockIdx.x; index < total; index += gridDim.x) {
-    int row_group, token_block;
-    place(index, row_group, token_block);
-    float acc[kTokens / 2];
-    Scales<T> scales[2][2] = {};
-    // Two sets of A fragments: one is decoded while the tensor cores still read the other.
-    std::uint32_t even[2][4][2], odd[2][4][2];
-    const auto decode = [&](int parity, int c, std::uint32_t(&a)[2][4][2]) {
-      if (stage_chunk == 0) {
-        ring.wait(weight_slot, weight_round);
-        chunk = ring_data + weight_slot * stage_bytes;
+  const auto release_x = [&](int d) {
+    if (lane == 0) barrier_arrive(empty + 8 * x_slot(d));
+  };
+  for (CtaRounds round = first; !round.done(); round.next()) {
+    if (round.size() <= unit_of_round) {  // no unit for this warpgroup
+      for (int c = 0; c < C; c += kStep) {
+#pragma unroll 1
+        for (int d = 0; d < kStep; d += kXChunks) {
+          wait_x(d);
+          release_x(d);
+        }
+        step_phase ^= 1;
       }
-      decode_chunk<T, kBits>(matmul.format, shape, parity, chunk, lane, scales, a);
-      chunk += shape.bytes[parity];
-      if (++stage_chunk == kStageChunks || c + 1 == C) {
-        stage_chunk = 0;
-        __syncwarp();
-        produce();
-        if (++weight_slot == args.weight_stages) weight_slot = 0, ++weight_round;
-      }
-    };
-    const auto multiply = [&](const std::uint32_t(&a)[2][4][2], int accumulate) {
-      barrier_wait(shared_address(full + slot), round & 1);
-      const std::uint64_t descriptor = swizzled_descriptor(x_base + slot * tile_x_bytes<kTokens>());
-      wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        wgmma<T, kTokens>(acc, a[0][j][0], a[1][j][0], a[0][j][1], a[1][j][1], descriptor + 2 * j,
-                          j > 0 ? 1 : accumulate);
-      }
-      wgmma_commit();
-      if (++slot == x_stages) slot = 0, ++round;
-    };
-    const auto release = [&] {  // the slot before `slot`
-      wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(shared_address(empty + (slot == 0 ? x_stages : slot) - 1));
-    };
-    decode(0, 0, even);
-    for (int c = 0; c < C; c += 2) {
-      multiply(even, c);
-      if (c + 1 < C) decode(1, c + 1, odd);
-      release();
-      if (c + 1 < C) {
-        multiply(odd, 1);
-        if (c + 2 < C) decode(0, c + 2, even);
-        release();
-      }
+      continue;
     }
-    const std::int64_t tile = static_cast<std::int64_t>(row_group) * kCtaTiles + consumer;
+    float acc[kTokens / 2];
+    // Two sets of A fragments of a part of a chunk: one is decoded while the tensor cores still
+    // read the other.
+    constexpr int kSteps = tile_part_steps(kTokens, kGroups, kCtas, kBits), kParts = 4 / kSteps;
+    static_assert(kParts == 1 || (kBits != 0 && kBits != kDenseBits),
+                  "fragments that are loaded, not computed, must not be held by parts");
+    std::uint32_t fragments[2][2][kSteps][2];
+    RawChunk<T, kBits, kGroup> raw;
+    // Decodes part p of chunk d of a step; last: of the tile.
+    const auto decode = [&](int d, int p, bool last) {
+      if (p == 0) {
+        if (d % kStageChunks == 0) {
+          barrier_wait(weights_barrier + 8 * weight_slot, weight_phase);
+          stage = ring + weight_slot * stages.bytes;
+        }
+        raw.load(shape, stage + d % kStageChunks * bytes_a_chunk, lane);
+      }
+      std::uint32_t(&a)[2][kSteps][2] = fragments[(d * kParts + p) % 2];
+      if constexpr (kSteps == 4) {
+        raw.template decode<0>(a, 0);
+        raw.template decode<1>(a, 1);
+        raw.template decode<2>(a, 2);
+        raw.template decode<3>(a, 3);
+      } else if (p == 0) {
+        raw.template decode<0>(a, 0);
+        raw.template decode<1>(a, 1);
+      } else {
+        raw.template decode<2>(a, 0);
+        raw.template decode<3>(a, 1);
+      }
+      if (p == kParts - 1 && (d % kStageChunks == kStageChunks - 1 || last)) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(weights_barrier + 8 * weight_slot + kFullToEmpty);
+        if (++weight_slot == args.weight_stages) weight_slot = 0, weight_phase ^= 1;
+      }
+    };
+    // The sums of a part run while the next one is decoded; x is given back after that.
+    const auto step = [&](int c, auto whole) {
+      constexpr bool kWhole = decltype(whole)::value;
+      const int count = kWhole ? kStep : C - c;
+#pragma unroll
+      for (int d = 0; d < kStep; ++d) {
+        if (!kWhole && d >= count) {
+          if (d % kXChunks == 0) {
+            if (d - kXChunks < count) {
+              wgmma_wait<0>();
+              release_x(d - 1);
+            }
+            wait_x(d);
+            release_x(d);
+          }
+          continue;
+        }
+        if (d % kXChunks == 0) wait_x(d);
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          const std::uint32_t x = x_descriptor + d % kXRing * (kXChunkBytes / 16) + p * kSteps * 2;
+          const std::uint32_t(&a)[2][kSteps][2] = fragments[(d * kParts + p) % 2];
+          wgmma_fence();
+#pragma unroll
+          for (int j = 0; j < kSteps; ++j) {
+            wgmma<T, kTokens>(acc, a[0][j][0], a[1][j][0], a[0][j][1], a[1][j][1], x + 2 * j,
+                              d > 0 || p > 0 || j > 0 ? 1 : c);
+          }
+          wgmma_commit();
+          if (d > 0 || p > 0 || c > 0) {
+            wgmma_wait<1>();
+            if (p == 0 && d % kXChunks == 0) release_x(d == 0 ? kStep - 1 : d - 1);
+          }
+          if (p + 1 < kParts) {
+            decode(d, p + 1, !kWhole && d + 1 == count);
+          } else if (d + 1 < count || (kWhole && c + kStep < C)) {
+            decode((d + 1) % kStep, 0, (!kWhole || d + 1 == kStep) && c + d + 2 == C);
+          }
+        }
+      }
+      step_phase ^= 1;
+    };
+    decode(0, 0, C == 1);
+    int c = 0;
+    for (; c + kStep <= C; c += kStep) step(c, std::true_type{});
+    if (c < C) step(c, std::false_type{});
+    wgmma_wait<0>();
+    if (C % kStep == 0 || C % kStep > kStep - kXChunks) release_x(kStep - 1);
+    const int tile = (round.unit + unit_of_round) * kUnitTiles + consumer % 4;
     if (tile >= matmul.num_tiles) continue;
-    finish_tokens<T, kTokens>(matmul.epilogue, tile, g,
-                              static_cast<std::int64_t>(token_block) * kTokens + t * 2, matmul.M,
-                              acc);
+    const std::int64_t m = static_cast<std::int64_t>(round.block) * kTokens;
+    if constexpr (kWords) {
+      store_words<T, kTokens / 8>(matmul.epilogue, tile, lane, m, matmul.M, acc);
+    } else {
+      store_elements<T, kTokens / 8>(matmul.epilogue, tile, lane, m, matmul.M, acc);
+    }
   }
 }
 

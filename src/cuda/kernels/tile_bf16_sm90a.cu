@@ -1,26 +1,14 @@
+#include "cuda/kernels/formats.cuh"
 #include "cuda/kernels/tile_launch.cuh"
 
 namespace qmlp::cuda {
 
-int launch_tile_bf16_sm90a(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  const HalfFormat* half = args.format.half;
-  const int bits = half[0].bits == half[1].bits ? half[0].bits : 0;
-  switch (bits) {
-    case 2:
-      return launch_tile_tokens<Bf16, 2>(args, device, stream);
-    case 3:
-      return launch_tile_tokens<Bf16, 3>(args, device, stream);
-    case 4:
-      return launch_tile_tokens<Bf16, 4>(args, device, stream);
-    case 5:
-      return launch_tile_tokens<Bf16, 5>(args, device, stream);
-    case 6:
-      return launch_tile_tokens<Bf16, 6>(args, device, stream);
-    case 8:
-      return launch_tile_tokens<Bf16, 8>(args, device, stream);
-    default:
-      return launch_tile_tokens<Bf16, 0>(args, device, stream);
-  }
+int launch_tile_bf16_sm90a(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
+                           cudaStream_t stream) {
+  if (!word_stores_suffice(args.epilogue)) return launch_tile_elements<Bf16>(args, device, stream);
+  return with_format(args.format, [&]<int kBits, int kGroup>() {
+    return launch_tile_tokens<Bf16, kBits, kGroup>(config, args, device, stream);
+  });
 }
 
 }  // namespace qmlp::cuda

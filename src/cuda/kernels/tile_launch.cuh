@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/launch_kernel.cuh"
 #include "cuda/kernels/tile.cuh"
 
 namespace qmlp::cuda {
@@ -36,53 +37,70 @@ cudaError_t make_x_map(CUtensorMap* map, const MatmulArgs& args, int tokens) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <class T, int kTokens, int kBits>
+template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
 int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  const auto kernel = tile_kernel<T, kTokens, kBits>;
+  const auto kernel = tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, kWords>;
   CUtensorMap x_map;
   if (const cudaError_t e = make_x_map<T>(&x_map, args, kTokens); e != cudaSuccess) return e;
-  const int ring_bytes = kCtaTiles * static_cast<int>(args.format.offset(kStageChunks));
-  constexpr int kReserved = 3072;  // alignment slack and the barriers
-  const int room = static_cast<int>(device.smem_bytes) - kReserved;
-  constexpr int kXBytes = tile_x_bytes<kTokens>();
-  TileArgs tile_args{args, 0, 2, 8};
-  // Six stages of x hide its copies; what is left over goes to weights.
-  while (tile_args.weight_stages < kMaxStages &&
-         room - (tile_args.weight_stages + 1) * ring_bytes >= 6 * kXBytes) {
-    ++tile_args.weight_stages;
-  }
-  if (room - tile_args.weight_stages * ring_bytes < 2 * kXBytes) tile_args.weight_stages = 1;
-  tile_args.x_stages =
-      std::min(kMaxXStages, (room - tile_args.weight_stages * ring_bytes) / kXBytes);
-  if (tile_args.x_stages < 1) return cudaErrorInvalidConfiguration;
-  const std::size_t shared_bytes = static_cast<std::size_t>(tile_args.x_stages) * kXBytes +
-                                   static_cast<std::size_t>(tile_args.weight_stages) * ring_bytes +
-                                   1024;
-  if (const cudaError_t e = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-      e != cudaSuccess) {
-    return e;
-  }
   const std::int64_t total =
-      (args.num_tiles + kCtaTiles - 1) / kCtaTiles * ((args.M + kTokens - 1) / kTokens);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<std::int64_t>(total, device.num_sms)));
-  config.blockDim = dim3(kTileThreads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute dependent = {};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &dependent;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, tile_args, x_map);
+      (args.num_tiles + kUnitTiles - 1) / kUnitTiles * ((args.M + kTokens - 1) / kTokens);
+  const std::int64_t grid = std::min<std::int64_t>(total, device.num_sms * kCtas);
+  // Warpgroups that never have a unit need no ring.
+  const int groups = static_cast<int>(std::min<std::int64_t>(kGroups, (total + grid - 1) / grid));
+  const int ring_bytes = 4 * groups * tile_stage_chunks(kBits, kGroup) * args.format.chunk_bytes();
+  constexpr int kXBytes = tile_x_ring(kTokens, kCtas) * tile_x_chunk_bytes(kTokens);
+  constexpr int kAlignment = 1024;
+  const int room =
+      static_cast<int>((device.smem_bytes - kStaticSharedBytes) / kCtas) - 1024 - kAlignment;
+  const int stages = (room - kXBytes) / ring_bytes;
+  if (stages < 1) return cudaErrorInvalidConfiguration;
+  const TileArgs tile_args{args, std::min(kMaxWeightStages, stages)};
+  const auto shared_bytes =
+      static_cast<std::size_t>(kXBytes + tile_args.weight_stages * ring_bytes + kAlignment);
+  return launch_kernel(kernel,
+                       {dim3(static_cast<unsigned>(grid)), 128 * (kGroups + 1), shared_bytes, true},
+                       device, stream, tile_args, x_map);
 }
 
-template <class T, int kBits>
-int launch_tile_tokens(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  if (args.M <= 64) return launch_tile_kernel<T, 64, kBits>(args, device, stream);
-  if (args.M <= 128) return launch_tile_kernel<T, 128, kBits>(args, device, stream);
-  return launch_tile_kernel<T, 256, kBits>(args, device, stream);
+template <class T, int kBits, int kGroup>
+int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
+                       cudaStream_t stream) {
+  const auto launch = [&]<int kTokens, int kGroups, int kCtas>() {
+    return launch_tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, true>(args, device,
+                                                                               stream);
+  };
+  // Where registers are short, fragments are held by halves of a chunk, and that is safe only when
+  // decoding computes them: ptxas lets the load of the next chunk overwrite fragments that are its
+  // own words while wgmma still reads them (tools/check_wgmma.py looks for that).
+  constexpr bool kComputed = kBits != 0 && kBits != kDenseBits;
+  switch (config) {
+    case TileConfig::t16_pair:
+      if constexpr (kComputed) return launch.template operator()<16, 2, 2>();
+      [[fallthrough]];
+    case TileConfig::t16:
+      return launch.template operator()<16, 4, 1>();
+    case TileConfig::t32_pair:
+      if constexpr (kComputed) return launch.template operator()<32, 2, 2>();
+      [[fallthrough]];
+    case TileConfig::t32:
+      return launch.template operator()<32, 4, 1>();
+    case TileConfig::t64:
+      return launch.template operator() < 64, kComputed ? 4 : 2, 1 > ();
+    case TileConfig::t128:
+      return launch.template operator()<128, 2, 1>();
+    case TileConfig::t256:
+      return launch.template operator()<256, 2, 1>();
+  }
+  return cudaErrorInvalidConfiguration;
+}
+
+// What few models need goes through one kernel, which reads widths at run time.
+template <class T>
+int launch_tile_elements(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+  if (args.format.half[0].group_size == 32) {
+    return launch_tile_kernel<T, 64, 2, 1, 0, 32, false>(args, device, stream);
+  }
+  return launch_tile_kernel<T, 64, 2, 1, 0, 64, false>(args, device, stream);
 }
 
 }  // namespace qmlp::cuda

@@ -1,17 +1,28 @@
-#include "text/nfc.h"
+#include "text/normal_forms.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "text/nfc_tables.h"
+#include "text/normal_form_tables.h"
 #include "text/utf8.h"
 
 namespace qmlp::text {
 namespace {
 
-// Below it no character decomposes to something that does not compose again, and none combines.
-constexpr char32_t kFirstUnstable = 0x300;
+constexpr char32_t kFirstCombining = 0x300;
+
+// Below it the form changes no character. Canonical decompositions compose again up to 0x300.
+constexpr char32_t first_unstable(NormalForm form) {
+  switch (form) {
+    case NormalForm::nfc:
+      return kFirstCombining;
+    case NormalForm::nfd:
+      return 0xC0;
+    default:
+      return 0xA0;
+  }
+}
 
 // Hangul syllables, as the Unicode standard numbers them (section 3.12).
 constexpr char32_t kSyllables = 0xAC00;
@@ -29,7 +40,7 @@ struct Character {
 };
 
 std::uint8_t combining_class(char32_t code) {
-  if (code < kFirstUnstable) return 0;
+  if (code < kFirstCombining) return 0;
   const auto table = combining_ranges();
   const auto after =
       std::upper_bound(table.begin(), table.end(), code,
@@ -39,13 +50,25 @@ std::uint8_t combining_class(char32_t code) {
   return code <= range.last ? range.combining_class : std::uint8_t{0};
 }
 
-void decompose(char32_t code, std::vector<Character>& out) {
+void decompose(char32_t code, bool compatibly, std::vector<Character>& out) {
   if (code >= kSyllables && code < kSyllables + kSyllableCount) {
     const char32_t index = code - kSyllables;
     out.push_back({kLeading + index / (kVowelCount * kTrailingCount), 0});
     out.push_back({kVowels + index / kTrailingCount % kVowelCount, 0});
     if (index % kTrailingCount != 0) out.push_back({kTrailing + index % kTrailingCount, 0});
     return;
+  }
+  if (compatibly) {
+    const auto known = compatible();
+    const auto entry =
+        std::lower_bound(known.begin(), known.end(), code,
+                         [](const Compatible& row, char32_t c) { return row.code < c; });
+    if (entry != known.end() && entry->code == code) {
+      for (const char32_t part : compatible_text().subspan(entry->begin, entry->length)) {
+        out.push_back({part, combining_class(part)});
+      }
+      return;
+    }
   }
   const auto table = decompositions();
   const auto found =
@@ -55,8 +78,8 @@ void decompose(char32_t code, std::vector<Character>& out) {
     out.push_back({code, combining_class(code)});
     return;
   }
-  decompose(found->first, out);
-  if (found->second != 0) decompose(found->second, out);
+  decompose(found->first, false, out);
+  if (found->second != 0) decompose(found->second, false, out);
 }
 
 // The character that two compose to, or 0.
@@ -119,23 +142,25 @@ void compose_all(std::vector<Character>& text) {
 
 }  // namespace
 
-std::optional<std::string> to_nfc(std::string_view text) {
+std::optional<std::string> to_normal_form(std::string_view text, NormalForm form) {
+  const bool compatibly = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  const bool composed = form == NormalForm::nfc || form == NormalForm::nfkc;
   bool stable = true;
   std::vector<Character> characters;
   for (std::string_view rest = text; !rest.empty() && stable;) {
     const Utf8Unit unit = first_utf8_unit(rest);
-    stable = unit.code < kFirstUnstable;
+    stable = unit.code < first_unstable(form);
     rest.remove_prefix(unit.length);
   }
   if (stable) return std::nullopt;
   characters.reserve(text.size());
   for (std::string_view rest = text; !rest.empty();) {
     const Utf8Unit unit = first_utf8_unit(rest);
-    decompose(unit.code, characters);
+    decompose(unit.code, compatibly, characters);
     rest.remove_prefix(unit.length);
   }
   sort_combining(characters);
-  compose_all(characters);
+  if (composed) compose_all(characters);
   std::string out;
   out.reserve(text.size());
   for (const Character& c : characters) append_utf8(c.code, out);

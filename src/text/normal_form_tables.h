@@ -21,9 +21,17 @@ struct CombiningRange {
   char32_t last;
   std::uint8_t combining_class;
 };
+// A character whose compatibility decomposition is not its canonical one.
+struct Compatible {
+  char32_t code;
+  std::uint16_t begin;  // of the full decomposition in compatible_text
+  std::uint16_t length;
+};
 
 std::span<const Decomposition> decompositions() noexcept;
 std::span<const Composition> compositions() noexcept;  // by first, then second
 std::span<const CombiningRange> combining_ranges() noexcept;
+std::span<const Compatible> compatible() noexcept;
+std::span<const char32_t> compatible_text() noexcept;
 
 }  // namespace qmlp::text

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes src/text/nfc_tables.cc: canonical decompositions, compositions and combining classes.
+"""Writes src/text/normal_form_tables.cc: decompositions, compositions and combining classes.
 
-Of the characters of Unicode 9, which is what Hugging Face's NFC normalizer knows; later versions
-only add characters. Needs Python 3.11 and perl: gen_nfc_tables.py > src/text/nfc_tables.cc
+Of the characters of Unicode 9, which is what Hugging Face's normalizers know; later versions only
+add characters. Needs Python 3.11 and perl: gen_normal_form_tables.py > src/text/normal_form_tables.cc
 """
 
 import subprocess
 import unicodedata
 
 VERSION = "9.0"
+HANGUL = range(0xAC00, 0xAC00 + 11172)
 
 
 def characters():
@@ -23,7 +24,7 @@ def rows(entries, per_line):
 
 
 def main():
-    decompositions, compositions, classes = [], [], []
+    decompositions, compositions, classes, compatible, pool = [], [], [], [], []
     for code in characters():
         combining = unicodedata.combining(chr(code))
         if combining:
@@ -31,6 +32,11 @@ def main():
                 classes[-1][1] = code
             else:
                 classes.append([code, code, combining])
+        full = unicodedata.normalize("NFKD", chr(code))
+        if full != unicodedata.normalize("NFD", chr(code)):
+            assert code not in HANGUL
+            compatible.append((code, len(pool), len(full)))
+            pool += [ord(c) for c in full]
         mapping = unicodedata.decomposition(chr(code))
         if not mapping or mapping.startswith("<"):
             continue
@@ -39,16 +45,21 @@ def main():
         decompositions.append((code, first, second))
         if second and unicodedata.normalize("NFC", chr(code)) == chr(code):
             compositions.append((first, second, code))
-    print("// Made by tools/gen_nfc_tables.py.")
-    print('#include "text/nfc_tables.h"\n')
+    print("// Made by tools/gen_normal_form_tables.py.")
+    print('#include "text/normal_form_tables.h"\n')
     print("namespace qmlp::text {\nnamespace {\n\n// clang-format off")
     print("constexpr Decomposition kDecompositions[] = {\n" + rows(decompositions, 4) + "\n};")
     print("constexpr Composition kCompositions[] = {\n" + rows(sorted(compositions), 4) + "\n};")
     print("constexpr CombiningRange kCombining[] = {\n" + rows(classes, 5) + "\n};")
+    print("constexpr Compatible kCompatible[] = {\n" + rows(compatible, 5) + "\n};")
+    lines = [",".join(f"0x{c:X}" for c in pool[i:i + 14]) + "," for i in range(0, len(pool), 14)]
+    print("constexpr char32_t kCompatibleText[] = {\n" + "\n".join(lines) + "\n};")
     print("// clang-format on\n\n}  // namespace\n")
     for name, kind, table in (("decompositions", "Decomposition", "kDecompositions"),
                               ("compositions", "Composition", "kCompositions"),
-                              ("combining_ranges", "CombiningRange", "kCombining")):
+                              ("combining_ranges", "CombiningRange", "kCombining"),
+                              ("compatible", "Compatible", "kCompatible"),
+                              ("compatible_text", "char32_t", "kCompatibleText")):
         print(f"std::span<const {kind}> {name}() noexcept {{ return {table}; }}")
     print("\n}  // namespace qmlp::text")
 

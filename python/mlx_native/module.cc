@@ -1,0 +1,89 @@
+// qmlp._mlx: the ops on mx.array. Shares MLX's own nanobind domain, so that its arrays are ours.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "ops.h"
+#include "small_ops.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace qmlp_mlx {
+namespace {
+
+PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
+                     const std::vector<std::pair<int, int>>& formats, int activation) {
+  std::vector<Source> sources;
+  int bits[2] = {}, group_sizes[2] = {};
+  for (std::size_t i = 0; i < parts.size() && i < 2; ++i) {
+    const std::vector<array>& part = parts[i];
+    sources.push_back({part[0], {part.begin() + 1, part.end()}});
+    bits[i] = formats[i].first;
+    group_sizes[i] = formats[i].second;
+  }
+  return PackedWeight::make(std::move(sources), bits, group_sizes, mlx_dtype(activation));
+}
+
+}  // namespace
+}  // namespace qmlp_mlx
+
+NB_MODULE(_mlx, m) {
+  using namespace qmlp_mlx;
+  nb::set_leak_warnings(false);
+  {
+    const nb::object capsule = nb::module_::import_("qmlp._native").attr("runtime");
+    void* pointer = PyCapsule_GetPointer(capsule.ptr(), qmlp_python::kRuntimeCapsule);
+    if (pointer == nullptr) throw nb::python_error();
+    set_runtime(static_cast<const qmlp_python::Runtime*>(pointer));
+  }
+
+  nb::class_<PackedWeight>(m, "PackedWeight",
+                           "Weights re-laid for the kernels, made by `qmlp.mlx.pack`: one array (a "
+                           "linear layer) or two\n"
+                           "(gate and up). Immutable; holds the source's own bits.")
+      .def_prop_ro("N", &PackedWeight::N, "Output features.")
+      .def_prop_ro("K", &PackedWeight::K, "Input features.")
+      .def_prop_ro("num_parts", &PackedWeight::num_parts, "1, or 2 for gate and up.")
+      .def_prop_ro("nbytes", &PackedWeight::nbytes, "Bytes that the packed form owns.")
+      .def("spec",
+           [](const PackedWeight& self, int part) {
+             const qmlp_quant_spec& spec = self.spec(part);
+             return nb::make_tuple(spec.bits, spec.group_size, spec.scale_dtype);
+           })
+      .def("kernel_name",
+           [](const PackedWeight& self, int activation, std::int64_t M) {
+             return std::string(
+                 qmlp_plan_kernel_name(self.packed(mlx_dtype(activation))->plan.get(), M));
+           })
+      .def("part", &PackedWeight::part)
+      .def("__deepcopy__", [](nb::object self, const nb::object&) { return self; });
+
+  // The identity of an array, whichever Python object holds it; -1 for one that stands for another
+  // while a function is traced.
+  m.def("array_id", [](const array& a) -> std::int64_t {
+    return a.is_tracer() ? -1 : static_cast<std::int64_t>(a.id());
+  });
+
+  // Takes an array, to see that MLX's arrays are known here.
+  m.def("probe", [](const array& a) { return static_cast<std::int64_t>(a.size()); });
+  m.def("pack", &pack, "parts"_a, "formats"_a, "activation"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("quantized_linear", &quantized_linear, "x"_a, "weight"_a, "linear_bias"_a.none(),
+        "residual"_a.none(), "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+  m.def("fused_swiglu", &fused_swiglu, "x"_a, "gate_up"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
+        "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+  m.def("fused_mlp", &fused_mlp, "x"_a, "gate_up"_a, "down"_a, "gate_bias"_a.none(),
+        "up_bias"_a.none(), "down_bias"_a.none(), "residual"_a.none(), "stream"_a.none(),
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "stream"_a.none(),
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("rope", &rope, "x"_a, "inv_freqs"_a, "dims"_a, "traditional"_a, "base"_a, "scale"_a,
+        "offset"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+  m.def("unpack", &unpack, "weight"_a, "ids"_a.none(), "stream"_a.none(),
+        nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,269 @@
+#include "small_ops.h"
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "primitive.h"
+
+namespace qmlp_mlx {
+namespace {
+
+using Function = std::function<std::vector<array>(const std::vector<array>&)>;
+
+// A primitive whose derivatives and vmap are those of MLX's own op.
+class MlxTwin : public CpuPrimitive {
+ public:
+  using CpuPrimitive::CpuPrimitive;
+  virtual array twin(const std::vector<array>& inputs) = 0;
+
+  std::vector<array> vjp(const std::vector<array>& primals, const std::vector<array>& cotangents,
+                         const std::vector<int>& argnums, const std::vector<array>&) override {
+    const std::vector<array> all = mx::vjp(function(), primals, cotangents).second;
+    std::vector<array> wanted;
+    for (const int arg : argnums) wanted.push_back(all[static_cast<std::size_t>(arg)]);
+    return wanted;
+  }
+  std::vector<array> jvp(const std::vector<array>& primals, const std::vector<array>& tangents,
+                         const std::vector<int>& argnums) override {
+    std::vector<array> all;
+    for (const array& primal : primals) all.push_back(mx::zeros_like(primal, stream()));
+    for (std::size_t i = 0; i < argnums.size(); ++i) {
+      all[static_cast<std::size_t>(argnums[i])] = tangents[i];
+    }
+    return mx::jvp(function(), primals, all).second;
+  }
+  std::pair<std::vector<array>, std::vector<int>> vmap(const std::vector<array>& inputs,
+                                                       const std::vector<int>& axes) override {
+    return {mx::vmap(function(), axes, {0})(inputs), {0}};
+  }
+  std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+ private:
+  Function function() {
+    return [this](const std::vector<array>& inputs) { return std::vector<array>{twin(inputs)}; };
+  }
+};
+
+// Calls body<T>() for the three types.
+template <class Body>
+void for_type(mx::Dtype type, Body body) {
+  if (type == mx::float32) {
+    body(float{});
+  } else if (type == mx::float16) {
+    body(mx::float16_t{});
+  } else {
+    body(mx::bfloat16_t{});
+  }
+}
+
+template <class T>
+T rounded(float value) {
+  return static_cast<T>(value);
+}
+template <class T>
+float wide(T value) {
+  return static_cast<float>(value);
+}
+
+class RmsNorm : public MlxTwin {
+ public:
+  RmsNorm(mx::Stream stream, float eps) : MlxTwin(stream), eps_(eps) {}
+  const char* name() const override { return "QmlpRmsNorm"; }
+  array twin(const std::vector<array>& inputs) override {
+    return mx::fast::rms_norm(inputs[0], inputs[1], eps_, stream());
+  }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return eps_ == static_cast<const RmsNorm&>(other).eps_;
+  }
+
+  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    array& out = outputs[0];
+    allocate(out);
+    if (out.size() == 0) return;
+    const std::int64_t width = out.shape(-1);
+    const std::int64_t rows = static_cast<std::int64_t>(out.size()) / width;
+    for_type(out.dtype(), [&](auto tag) {
+      using T = decltype(tag);
+      const T* x = inputs[0].data<T>();
+      const T* w = inputs[1].data<T>();
+      T* y = out.data<T>();
+      mx::cpu::get_command_encoder(stream()).dispatch([x, w, y, rows, width, eps = eps_] {
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const T* from = x + row * width;
+          T* to = y + row * width;
+          // Eight chains: a fixed order that does not depend on the number of rows.
+          float sums[8] = {};
+          std::int64_t i = 0;
+          for (; i + 8 <= width; i += 8) {
+            for (int lane = 0; lane < 8; ++lane) {
+              const float v = wide(from[i + lane]);
+              sums[lane] += v * v;
+            }
+          }
+          for (; i < width; ++i) sums[0] += wide(from[i]) * wide(from[i]);
+          const float sum = ((sums[0] + sums[4]) + (sums[1] + sums[5])) +
+                            ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+          const float r = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+          for (i = 0; i < width; ++i) {
+            to[i] = rounded<T>(wide(rounded<T>(wide(from[i]) * r)) * wide(w[i]));
+          }
+        }
+      });
+    });
+  }
+
+ private:
+  float eps_;
+};
+
+// cos and sin of every position of a pass: the same for all layers, so the last one is kept.
+struct Angles {
+  std::vector<float> frequencies;
+  float scale = 0.0f;
+  int offset = -1;
+  std::int64_t T = 0;
+  std::vector<float> cos, sin;  // [T, dims / 2]
+};
+
+std::shared_ptr<const Angles> angles_of(const float* frequencies, std::size_t half, float scale,
+                                        int offset, std::int64_t T) {
+  static std::mutex mutex;
+  static std::shared_ptr<const Angles> last;
+  const std::vector<float> wanted(frequencies, frequencies + half);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (last != nullptr && last->offset == offset && last->T == T && last->scale == scale &&
+        last->frequencies == wanted) {
+      return last;
+    }
+  }
+  auto made = std::make_shared<Angles>();
+  made->frequencies = wanted;
+  made->scale = scale;
+  made->offset = offset;
+  made->T = T;
+  for (std::int64_t t = 0; t < T; ++t) {
+    const float position = (static_cast<float>(t) + static_cast<float>(offset)) * scale;
+    for (const float frequency : wanted) {
+      made->cos.push_back(std::cos(position * frequency));
+      made->sin.push_back(std::sin(position * frequency));
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  last = made;
+  return made;
+}
+
+class Rope : public MlxTwin {
+ public:
+  Rope(mx::Stream stream, int dims, bool traditional, float base, float scale, int offset)
+      : MlxTwin(stream),
+        dims_(dims),
+        traditional_(traditional),
+        base_(base),
+        scale_(scale),
+        offset_(offset) {}
+  const char* name() const override { return "QmlpRope"; }
+  array twin(const std::vector<array>& inputs) override {
+    return mx::fast::rope(inputs[0], dims_, traditional_, base_, scale_, offset_, std::nullopt,
+                          stream());
+  }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& o = static_cast<const Rope&>(other);
+    return dims_ == o.dims_ && traditional_ == o.traditional_ && base_ == o.base_ &&
+           scale_ == o.scale_ && offset_ == o.offset_;
+  }
+
+  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    array& out = outputs[0];
+    allocate(out);
+    if (out.size() == 0) return;
+    const array& in = inputs[0];
+    const Pass pass{in.shape(0),   in.shape(1),   in.shape(2),   in.shape(3), in.strides(0),
+                    in.strides(1), in.strides(2), in.strides(3), dims_ / 2,   traditional_};
+    const float* frequencies = inputs[1].data<float>();
+    for_type(out.dtype(), [&](auto tag) {
+      using T = decltype(tag);
+      const T* x = in.data<T>();
+      T* y = out.data<T>();
+      mx::cpu::get_command_encoder(stream()).dispatch(
+          [x, y, pass, frequencies, scale = scale_, offset = offset_] {
+            const auto angles =
+                angles_of(frequencies, static_cast<std::size_t>(pass.half), scale, offset, pass.T);
+            rotate(x, y, pass, *angles);
+          });
+    });
+  }
+
+ private:
+  struct Pass {
+    std::int64_t B, heads, T, D;
+    std::int64_t stride_b, stride_h, stride_t, stride_d;
+    int half;
+    bool traditional;
+  };
+
+  template <class T>
+  static void rotate(const T* x, T* y, const Pass& p, const Angles& angles) {
+    for (std::int64_t b = 0; b < p.B; ++b) {
+      for (std::int64_t h = 0; h < p.heads; ++h) {
+        for (std::int64_t t = 0; t < p.T; ++t, y += p.D) {
+          const T* from = x + b * p.stride_b + h * p.stride_h + t * p.stride_t;
+          const float* cos = angles.cos.data() + t * p.half;
+          const float* sin = angles.sin.data() + t * p.half;
+          for (int i = 0; i < p.half; ++i) {
+            const std::int64_t first = p.traditional ? 2 * i : i;
+            const std::int64_t second = p.traditional ? 2 * i + 1 : i + p.half;
+            const float a = wide(from[first * p.stride_d]);
+            const float c = wide(from[second * p.stride_d]);
+            const float co = wide(rounded<T>(cos[i])), si = wide(rounded<T>(sin[i]));
+            y[first] = rounded<T>(wide(rounded<T>(a * co)) - wide(rounded<T>(c * si)));
+            y[second] = rounded<T>(wide(rounded<T>(a * si)) + wide(rounded<T>(c * co)));
+          }
+          for (std::int64_t d = 2 * p.half; d < p.D; ++d) y[d] = from[d * p.stride_d];
+        }
+      }
+    }
+  }
+
+  int dims_;
+  bool traditional_;
+  float base_, scale_;
+  int offset_;
+};
+
+bool is_ours(mx::Dtype type) {
+  return type == mx::float32 || type == mx::float16 || type == mx::bfloat16;
+}
+
+}  // namespace
+
+array rms_norm(const array& x, const array& weight, float eps, StreamOrDevice where) {
+  const mx::Stream s = mx::to_stream(where);
+  if (!is_ours(x.dtype()) || weight.dtype() != x.dtype() || x.ndim() < 1 || weight.ndim() != 1 ||
+      weight.shape(0) != x.shape(-1) || s.device != mx::Device::cpu) {
+    return mx::fast::rms_norm(x, weight, eps, s);
+  }
+  return array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(s, eps),
+               {mx::contiguous(x, false, s), mx::contiguous(weight, false, s)});
+}
+
+array rope(const array& x, const array& inv_freqs, int dims, bool traditional, float base,
+           float scale, int offset, StreamOrDevice where) {
+  const mx::Stream s = mx::to_stream(where);
+  if (!is_ours(x.dtype()) || x.ndim() != 4 || dims < 2 || dims % 2 != 0 || dims > x.shape(-1) ||
+      inv_freqs.dtype() != mx::float32 || inv_freqs.ndim() != 1 || inv_freqs.shape(0) != dims / 2 ||
+      s.device != mx::Device::cpu) {
+    return mx::fast::rope(x, dims, traditional, base, scale, offset, std::nullopt, s);
+  }
+  return array(x.shape(), x.dtype(),
+               std::make_shared<Rope>(s, dims, traditional, base, scale, offset),
+               {x, mx::contiguous(inv_freqs, false, s)});
+}
+
+}  // namespace qmlp_mlx

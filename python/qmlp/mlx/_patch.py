@@ -1,0 +1,307 @@
+"""patch and unpatch: an mlx-lm model's MLPs and linear layers on qmlp's ops, in place."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from typing import Any
+
+import mlx.nn as nn
+
+from .. import _dtypes
+from .._plans import LinearProblem, QuantSpec, supports
+from . import _modules
+from ._load import mx, native
+
+# The MLP of Llama-type models, as it is written in mlx-lm.
+_MLP_CALLS = (
+    "self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))",
+    "self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))",
+)
+
+
+class PatchReport:
+    """What `patch` did: `replaced` and `left` are lists of (path, what or why).
+
+    Prints as a summary. As a context manager it unpatches at the end.
+    """
+
+    def __init__(self, model: nn.Module, activation: str) -> None:
+        self.model = model
+        self.activation = activation
+        self.replaced: list[tuple[str, str]] = []
+        self.left: list[tuple[str, str]] = []
+
+    def __enter__(self) -> PatchReport:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        unpatch(self.model)
+
+    def __str__(self) -> str:
+        lines = [f"qmlp.mlx: activations {self.activation}"]
+        for title, entries in (("replaced", self.replaced), ("left alone", self.left)):
+            groups: dict[str, list[str]] = {}
+            for path, what in entries:
+                groups.setdefault(what, []).append(path)
+            for what, paths in groups.items():
+                where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]}"
+                lines.append(f"  {title}: {len(paths)} x {what} ({where})")
+            if not entries:
+                lines.append(f"  {title}: nothing")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -> PatchReport:
+    """Makes a model's quantized linear layers and MLPs run on qmlp's ops, in place.
+
+    Any mlx-lm model with nn.QuantizedLinear layers; MLPs of the Llama form (down(silu(gate) * up))
+    become one op. Each layer's arrays are freed once they are packed, and come back lazily, bit for
+    bit, when `model.parameters()` are evaluated or saved. Mixtures of experts, float layers and
+    other quantization modes are left alone and reported.
+
+    activation: the type of the model's activations, by default that of its embedding. Another type
+    at a call packs that layer again. small_ops: nn.RMSNorm and nn.RoPE too, each as one task with
+    MLX's roundings, where MLX's CPU code runs a dozen tiny ops.
+
+    Returns a PatchReport; `with qmlp.mlx.patch(model):` unpatches at the end. A patched model may
+    be patched again. Raises TypeError for something that is no nn.Module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}, needs an mlx.nn.Module")
+    modules = dict(sorted(model.named_modules(), key=lambda named: _natural(named[0])))
+    code = _activation_of(modules) if activation is None else _dtypes.code_of(activation)
+    report = PatchReport(model, _dtypes.NAMES[code])
+    done: set[int] = set()
+    head = any(path.rpartition(".")[2] == "lm_head" for path in modules)
+    for path, module in modules.items():
+        if isinstance(module, _modules.FusedMLP) or _has_mlp_parts(module):
+            _patch_mlp(path, module, code, report, done)
+    for path, module in modules.items():
+        if id(module) in done:
+            continue
+        if isinstance(module, nn.QuantizedEmbedding):
+            if head:
+                report.left.append((path, "embedding that is only looked up"))
+            else:
+                _patch_one(path, module, code, report, _modules.QuantizedEmbedding)
+        elif isinstance(module, nn.QuantizedLinear):
+            _patch_one(path, module, code, report, _modules.QuantizedLinear)
+        elif small_ops and type(module) in (nn.RMSNorm, _modules.RMSNorm):
+            _become(module, _modules.RMSNorm)
+            report.replaced.append((path, "RMSNorm"))
+        elif small_ops and type(module) in (nn.RoPE, _modules.RoPE):
+            object.__setattr__(module, "_qmlp_frequencies", _modules.rope_frequencies(module))
+            _become(module, _modules.RoPE)
+            report.replaced.append((path, "RoPE"))
+        else:
+            reason = _why_left(module)
+            if reason is not None:
+                report.left.append((path, reason))
+    mx.clear_cache()
+    return report
+
+
+def unpatch(model: nn.Module) -> int:
+    """Undoes `patch`: classes, and the arrays' original bits, a layer at a time.
+
+    Returns the number of modules that were restored; 0 for a model that is not patched.
+    """
+    restored = 0
+    for _, module in model.named_modules():
+        if isinstance(module, _modules.FusedMLP):
+            _become(module, _original(module))
+            object.__delattr__(module, "_qmlp_gate_up")
+            restored += 1
+    for _, module in model.named_modules():
+        if type(module) is _modules.RMSNorm:
+            _become(module, nn.RMSNorm)
+            restored += 1
+        elif type(module) is _modules.RoPE:
+            _become(module, nn.RoPE)
+            object.__delattr__(module, "_qmlp_frequencies")
+            restored += 1
+        for kind in (_modules.QuantizedLinear, _modules.QuantizedEmbedding):
+            if type(module) is not kind:
+                continue
+            mx.eval([module[name] for name in _modules._QUANTIZED])
+            _become(module, _original(module))
+            object.__delattr__(module, "_qmlp")
+            object.__delattr__(module, "_qmlp_activation")
+            restored += 1
+    return restored
+
+
+def _natural(path: str) -> list[Any]:
+    """Layer 2 before layer 10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.split(".")]
+
+
+def _become(module: Any, kind: type) -> None:
+    """Swaps the class and nothing else: name, place and parameters stay."""
+    module.__class__ = kind
+
+
+def _original(module: nn.Module) -> type:
+    """The class that a patched module had."""
+    return type(module).__bases__[1]
+
+
+def _activation_of(modules: dict[str, nn.Module]) -> int:
+    for module in modules.values():
+        if isinstance(module, nn.QuantizedEmbedding):
+            return _dtypes.code_of(module["scales"].dtype)
+        if isinstance(module, nn.Embedding):
+            return _dtypes.code_of(module["weight"].dtype)
+    for module in modules.values():
+        if isinstance(module, nn.QuantizedLinear) and module.mode == "affine":
+            return _dtypes.code_of(module["scales"].dtype)
+    return _dtypes.F32
+
+
+def _refusal(module: nn.Module, code: int) -> str | None:
+    """Why a quantized module stays as it is; None when it can be replaced."""
+    if module.mode != "affine":
+        return f"quantization mode {module.mode}"
+    scales = module["scales"]
+    if scales.dtype not in (mx.float32, mx.float16, mx.bfloat16):
+        return f"scales are {scales.dtype}"
+    N, groups = scales.shape[-2:]
+    spec = QuantSpec(module.bits, module.group_size, _dtypes.NAMES[_dtypes.code_of(scales.dtype)])
+    answer = supports(LinearProblem(
+        N=N, K=groups * module.group_size, weight=spec,
+        activation=_dtypes.NAMES[_modules.compute_code(scales, code)]))
+    return None if answer else str(answer)
+
+
+def _swap(module: nn.Module, kind: type, packed: _modules.Packed, code: int) -> None:
+    object.__setattr__(module, "_qmlp", packed)
+    object.__setattr__(module, "_qmlp_activation", code)
+    _become(module, kind)
+
+
+def _patch_one(path: str, module: nn.Module, code: int, report: PatchReport, kind: type) -> None:
+    what = "linear layer" if kind is _modules.QuantizedLinear else "embedding and head"
+    if type(module) is kind:
+        packed = module._qmlp
+        packed.hand_out(module)  # what was evaluated since can be freed
+        report.replaced.append((path, what))
+        return
+    if type(module) is not kind.__bases__[1]:
+        report.left.append((path, f"{type(module).__name__}, a class of its own"))
+        return
+    reason = _refusal(module, code)
+    if reason is not None:
+        report.left.append((path, reason))
+        return
+    packed = _modules.pack_module(module, _modules.compute_code(module["scales"], code))
+    _swap(module, kind, packed, code)
+    report.replaced.append((path, what))
+
+
+def _has_mlp_parts(module: nn.Module) -> bool:
+    return all(isinstance(module.get(name), nn.Module)
+               for name in ("gate_proj", "up_proj", "down_proj"))
+
+
+@functools.cache
+def _is_llama_mlp(kind: type) -> bool:
+    """Whether a class's __call__ is the Llama MLP and nothing else, by its source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind.__call__))
+        function = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return False
+    if not isinstance(function, ast.FunctionDef) or len(function.body) != 1:
+        return False
+    statement = function.body[0]
+    names = [argument.arg for argument in function.args.args]
+    if not isinstance(statement, ast.Return) or statement.value is None or len(names) != 2:
+        return False
+    text = ast.unparse(_Renamed(names[1]).visit(statement.value))
+    if text not in _MLP_CALLS:
+        return False
+    scope = kind.__call__.__globals__
+    if "swiglu" in text:
+        from mlx_lm.models.activations import swiglu
+
+        return scope.get("swiglu") is swiglu
+    return scope.get("nn") is nn
+
+
+class _Renamed(ast.NodeTransformer):
+    """The argument's name, whatever it is, as x."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id == self.name:
+            return ast.copy_location(ast.Name("x", node.ctx), node)
+        return node
+
+
+def _patch_mlp(path: str, module: nn.Module, code: int, report: PatchReport,
+               done: set[int]) -> None:
+    parts = {name: module[name] for name in ("gate_proj", "up_proj", "down_proj")}
+    if isinstance(module, _modules.FusedMLP):
+        for part in parts.values():
+            if type(part) is _modules.QuantizedLinear:
+                part._qmlp.hand_out(part)
+                done.add(id(part))
+        report.replaced.append((path, "fused MLP"))
+        return
+    if not _is_llama_mlp(type(module)):
+        if any(isinstance(part, nn.QuantizedLinear) for part in parts.values()):
+            report.left.append((path, "MLP that is not down(silu(gate) * up): its layers alone"))
+        return
+    reason: str | None
+    for name, part in parts.items():
+        if type(part) is not nn.QuantizedLinear:
+            reason = f"{name} is {type(part).__name__}"
+        else:
+            reason = _refusal(part, code)
+        if reason is not None:
+            report.left.append((path, f"MLP not fused: {reason}"))
+            return
+    gate, up, down = parts.values()
+    kinds = {_modules.compute_code(part["scales"], code) for part in (gate, up)}
+    if len(kinds) != 1 or gate["weight"].shape[0] != up["weight"].shape[0]:
+        report.left.append((path, "MLP not fused: gate and up differ in type or shape"))
+        return
+    (compute,) = kinds
+    for bias in (gate.get("bias"), up.get("bias")):
+        if bias is not None and _modules.compute_code(bias, compute) != compute:
+            report.left.append((path, f"MLP not fused: a linear bias is {bias.dtype}"))
+            return
+    whole = native.pack(
+        [[part[name] for name in _modules._QUANTIZED] for part in (gate, up)],
+        [(part.bits, part.group_size) for part in (gate, up)], compute)
+    halves = (whole.part(0), whole.part(1))
+    for part, half in zip((gate, up), halves):
+        _swap(part, _modules.QuantizedLinear, _modules.Packed(part, half), code)
+        done.add(id(part))
+    _swap(down, _modules.QuantizedLinear,
+          _modules.pack_module(down, _modules.compute_code(down["scales"], compute)), code)
+    done.add(id(down))
+    object.__setattr__(module, "_qmlp_gate_up", (whole, *halves))
+    _become(module, _modules.fused_class(type(module)))
+    report.replaced.append((path, "fused MLP"))
+
+
+def _why_left(module: nn.Module) -> str | None:
+    """The reason for modules that hold a matrix and are not replaced."""
+    if isinstance(module, nn.Linear):
+        return "linear layer that is not quantized"
+    name = type(module).__name__
+    if "Switch" in name and name.endswith("Linear"):
+        return f"experts ({name})"
+    if "weight" in module and "scales" in module:
+        return f"{name}, a class of its own"
+    return None
+
+

@@ -1,0 +1,119 @@
+#include "cuda/choice.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+
+namespace qmlp::cuda {
+
+StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) noexcept {
+  const int segments = shape.segments;
+  StreamChoice choice{};
+  choice.stage_chunks = kStreamStageChunks;
+  // Rings with their barriers, and the exchange of segments' sums, 16 bytes a lane, twice.
+  const auto bytes = [&](int warps, int stages) {
+    const auto stage = static_cast<std::size_t>(choice.stage_chunks * shape.format.chunk_bytes());
+    const std::size_t exchange =
+        segments > 1 ? 2 * 512 * static_cast<std::size_t>(shape.token_blocks) : 0;
+    return static_cast<std::size_t>(warps) *
+               (static_cast<std::size_t>(stages) * (stage + 8) + exchange) +
+           128;
+  };
+  const std::size_t room = device.smem_bytes - shape.x_bytes - kStaticSharedBytes;
+  const std::int64_t sms = device.num_sms;
+  const std::int64_t streams = shape.num_tiles * segments;
+  const auto stream_stages =
+      static_cast<int>(ceil_div(shape.num_chunks, std::int64_t{kStreamStageChunks} * segments));
+  if (streams > 8 * sms) {
+    // Bytes bind: every SM busy, with as many warps as hide each other's latencies.
+    choice.warps = 16;
+    choice.stages = 2;
+  } else if (streams > 4 * sms) {
+    choice.warps = segments > 1 ? 8 : 12;
+    choice.stages = 3;
+  } else {
+    // One chain of sums binds: few CTAs, small ones, so that the next kernel's stand beside them.
+    choice.warps = std::max(4, segments);
+    choice.stages = std::clamp(stream_stages + 1, 2, 4);
+  }
+  if (shape.fixed_stages != 0) {
+    choice.stages = shape.fixed_stages;
+  } else {
+    while (choice.stages > 2 && bytes(choice.warps, choice.stages) > room) --choice.stages;
+  }
+  while (choice.warps > segments && bytes(choice.warps, choice.stages) > room) {
+    choice.warps -= segments;
+  }
+  while (choice.stages > 1 && shape.fixed_stages == 0 &&
+         bytes(choice.warps, choice.stages) > room) {
+    --choice.stages;
+  }
+  while (choice.stage_chunks > 1 && bytes(choice.warps, choice.stages) > room) {
+    choice.stage_chunks /= 2;
+  }
+  const std::int64_t teams = choice.warps / segments;
+  choice.grid = static_cast<int>(std::min(ceil_div(shape.num_tiles, teams), sms));
+  choice.shared_bytes = bytes(choice.warps, choice.stages) + shape.x_bytes;
+  return choice;
+}
+
+namespace {
+
+constexpr std::int64_t kUnitTiles = 4;  // of a tile kernel's warpgroup
+
+// A model of a CTA's time in SM cycles: rounds of up to `groups` units, each chunk of a round bound
+// by one warpgroup's latency or by what the SM's units share, and an epilogue a round. Fitted to an
+// H200.
+struct TileModel {
+  TileConfig config;
+  std::int64_t tokens, groups, ctas;
+  std::int64_t latency, unit_cycles, epilogue;
+};
+constexpr TileModel kTileModels[] = {
+    {TileConfig::t16, 16, 4, 1, 180, 125, 500},   {TileConfig::t16_pair, 16, 2, 2, 190, 125, 500},
+    {TileConfig::t32, 32, 4, 1, 200, 145, 700},   {TileConfig::t32_pair, 32, 2, 2, 210, 150, 700},
+    {TileConfig::t64, 64, 4, 1, 240, 220, 1200},  {TileConfig::t128, 128, 2, 1, 320, 370, 2200},
+    {TileConfig::t256, 256, 2, 1, 600, 740, 4000}};
+constexpr int kStart = 4500, kStartBeside = 3000;  // where the kernel before leaves room, less
+constexpr std::int64_t kShortStream = 32;          // chunks; a pair's rings are shallow
+
+double tile_cost(const TileModel& model, std::int64_t M, std::int64_t num_tiles,
+                 std::int64_t num_chunks, std::int64_t sms) noexcept {
+  const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
+  const std::int64_t grid = std::min(total, sms * model.ctas);
+  const std::int64_t units = ceil_div(total, grid);         // of the busiest CTA
+  const std::int64_t beside = grid > sms ? model.ctas : 1;  // CTAs of this kernel on an SM
+  const auto chunk = [&](std::int64_t active) {
+    return static_cast<double>(
+        std::max<std::int64_t>(model.latency, active * beside * model.unit_cycles));
+  };
+  const std::int64_t rounds = units / model.groups, rest = units % model.groups;
+  double cost =
+      static_cast<double>(rounds) *
+      (static_cast<double>(num_chunks) * chunk(model.groups) + static_cast<double>(model.epilogue));
+  if (rest != 0)
+    cost += static_cast<double>(num_chunks) * chunk(rest) + static_cast<double>(model.epilogue);
+  const bool next_fits = model.ctas > 1 ? grid <= sms : grid <= sms / 2;
+  return cost + (next_fits || model.ctas > 1 ? kStartBeside : kStart);
+}
+
+}  // namespace
+
+TileConfig choose_tile(std::int64_t M, std::int64_t num_tiles, std::int64_t num_chunks,
+                       const DeviceFacts& device) noexcept {
+  const std::int64_t sms = device.num_sms;
+  const TileModel* best = nullptr;
+  double least = 0.0;
+  for (const TileModel& model : kTileModels) {
+    const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
+    if (model.ctas > 1 && (num_chunks > kShortStream || total <= sms / 2)) continue;
+    const double cost = tile_cost(model, M, num_tiles, num_chunks, sms);
+    if (best == nullptr || cost < least) {
+      best = &model;
+      least = cost;
+    }
+  }
+  return best->config;
+}
+
+}  // namespace qmlp::cuda

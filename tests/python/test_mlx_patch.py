@@ -1,0 +1,506 @@
+"""qmlp.mlx.patch: mlx-lm models give the same text, and everything else about them still works."""
+import contextlib
+import copy
+import http.client
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+import mlx_lm.utils
+import numpy
+from mlx.utils import tree_flatten
+from mlx_lm.models import cache, llama, qwen2_moe, qwen3
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+import support
+
+GOLDENS = json.loads((support.DATA / "smollm2" / "greedy.json").read_text())
+qmlp = None
+
+
+def setUpModule():
+    global qmlp
+    qmlp = support.package()
+    import qmlp.mlx
+
+
+def tiny(dtype=mx.float32, tied=True, layers=3, quantize=True, module=llama, **changes):
+    """A random model with gate, up and down at different widths."""
+    mx.random.seed(11)
+    arguments = dict(
+        model_type="llama", hidden_size=128, num_hidden_layers=layers, intermediate_size=192,
+        num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=320,
+        head_dim=32, rope_theta=10000.0, tie_word_embeddings=tied, max_position_embeddings=512)
+    arguments.update(changes)
+    model = module.Model(module.ModelArgs.from_dict(arguments))
+    model.set_dtype(dtype)
+    widths = {"gate_proj": (4, 32), "up_proj": (8, 64), "down_proj": (6, 64), "v_proj": (3, 32)}
+
+    def choose(path, layer):
+        if not hasattr(layer, "to_quantized"):
+            return False
+        bits, group = widths.get(path.rpartition(".")[2], (5, 64))
+        return {"bits": bits, "group_size": group}
+
+    if quantize:
+        nn.quantize(model, class_predicate=choose)
+    mx.eval(model.parameters())
+    return model
+
+
+def parameters(model):
+    return dict(tree_flatten(model.parameters()))
+
+
+def some_tokens(model, count=17, rows=1):
+    mx.random.seed(5)
+    return mx.random.randint(0, 320, (rows, count))
+
+
+def logits(model, tokens, kv=None):
+    return model(tokens, cache=kv).astype(mx.float32)
+
+
+class PatchTest(unittest.TestCase):
+    def assertSameArrays(self, a, b):
+        self.assertEqual(sorted(a), sorted(b))
+        for name in a:
+            self.assertEqual((a[name].dtype, a[name].shape), (b[name].dtype, b[name].shape), name)
+            self.assertTrue(mx.array_equal(a[name].view(mx.uint8), b[name].view(mx.uint8)).item(),
+                            name)
+
+    def assertClose(self, got, want, relative):
+        worst = mx.max(mx.abs(got - want)).item() / mx.max(mx.abs(want)).item()
+        self.assertLess(worst, relative)
+
+
+class Report(PatchTest):
+    def test_what_was_replaced(self):
+        report = qmlp.mlx.patch(tiny())
+        kinds = {}
+        for path, what in report.replaced:
+            kinds.setdefault(what, []).append(path)
+        self.assertEqual({what: len(paths) for what, paths in kinds.items()},
+                         {"fused MLP": 3, "linear layer": 12, "embedding and head": 1, "RMSNorm": 7,
+                          "RoPE": 3})
+        self.assertEqual(report.left, [])
+        self.assertIn("replaced: 3 x fused MLP (model.layers.0.mlp ... model.layers.2.mlp)",
+                      str(report))
+
+    def test_untied(self):
+        model = tiny(tied=False)
+        report = qmlp.mlx.patch(model)
+        self.assertIn(("lm_head", "linear layer"), report.replaced)
+        self.assertEqual(report.left,
+                         [("model.embed_tokens", "embedding that is only looked up")])
+
+    def test_what_is_left(self):
+        model = tiny(quantize=False)
+        nn.quantize(model, group_size=32, bits=4, mode="mxfp4", class_predicate=lambda path, layer:
+                    path.endswith("q_proj"))
+        nn.quantize(model, class_predicate=lambda path, layer: path.endswith("gate_proj"))
+        report = qmlp.mlx.patch(model)
+        left = dict(report.left)
+        self.assertEqual(left["model.layers.0.self_attn.q_proj"], "quantization mode mxfp4")
+        self.assertEqual(left["model.layers.0.self_attn.k_proj"],
+                         "linear layer that is not quantized")
+        self.assertEqual(left["model.layers.0.mlp"], "MLP not fused: up_proj is Linear")
+        self.assertEqual([what for path, what in report.replaced if path.endswith("proj")],
+                         ["linear layer"] * 3)
+        model = tiny()
+        only = qmlp.mlx.patch(model, small_ops=False)
+        self.assertEqual({what for _, what in only.replaced},
+                         {"fused MLP", "linear layer", "embedding and head"})
+
+    def test_experts_are_left_alone(self):
+        model = tiny(
+            module=qwen2_moe, model_type="qwen2_moe", num_experts_per_tok=2, num_experts=4,
+            moe_intermediate_size=64, shared_expert_intermediate_size=128, tied=False)
+        tokens = some_tokens(model)
+        want = logits(model, tokens)
+        report = qmlp.mlx.patch(model)
+        experts = [path for path, what in report.left if what == "experts (QuantizedSwitchLinear)"]
+        self.assertEqual(len(experts), 9)
+        self.assertIn(("model.layers.0.mlp.shared_expert", "fused MLP"), report.replaced)
+        self.assertClose(logits(model, tokens), want, 1e-4)
+
+    def test_another_mlp_is_not_fused(self):
+        class Scaled(llama.MLP):
+            def __call__(self, x):
+                return 0.5 * super().__call__(x)
+
+        model = tiny()
+        for layer in model.layers:
+            layer.mlp.__class__ = Scaled
+        tokens = some_tokens(model)
+        want = logits(model, tokens)
+        report = qmlp.mlx.patch(model)
+        self.assertIn(("model.layers.0.mlp",
+                       "MLP that is not down(silu(gate) * up): its layers alone"), report.left)
+        self.assertEqual(sum(what == "linear layer" for _, what in report.replaced), 21)
+        self.assertClose(logits(model, tokens), want, 1e-4)
+
+    def test_every_llama_family_mlp_of_mlx_lm(self):
+        from qmlp.mlx._patch import _is_llama_mlp
+
+        import importlib
+
+        for name in ("llama", "qwen2", "qwen3", "smollm3", "minicpm", "granite", "ministral3",
+                     "mistral3", "seed_oss", "ernie4_5", "mimo", "olmo2", "olmo3", "cohere",
+                     "exaone4", "stablelm"):
+            module = importlib.import_module(f"mlx_lm.models.{name}")
+            kinds = [value for key, value in vars(module).items()
+                     if key.endswith("MLP") and isinstance(value, type)]
+            for kind in kinds:
+                self.assertTrue(_is_llama_mlp(kind), f"{name}.{kind.__name__}")
+        from mlx_lm.models import gemma2, phi3
+
+        self.assertFalse(_is_llama_mlp(gemma2.MLP))
+        self.assertFalse(_is_llama_mlp(phi3.MLP))
+
+    def test_not_a_model(self):
+        with self.assertRaises(TypeError) as caught:
+            qmlp.mlx.patch("model")
+        self.assertIn("needs an mlx.nn.Module", str(caught.exception))
+
+
+class Numbers(PatchTest):
+    def test_f32_logits(self):
+        for changes in ({}, {"tied": False}, {"mlp_bias": True, "attention_bias": True},
+                        {"module": qwen3, "model_type": "qwen3"}):
+            model = tiny(**changes)
+            for module in model.modules():  # biases that matter
+                if isinstance(module, nn.QuantizedLinear) and "bias" in module:
+                    module.bias = mx.random.normal(module.bias.shape) * 0.1
+            tokens = some_tokens(model, rows=2)
+            want = logits(model, tokens)
+            qmlp.mlx.patch(model)
+            got = logits(model, tokens)
+            self.assertClose(got, want, 1e-4)
+            # a row's bits do not depend on the others
+            alone = logits(model, tokens[1:])
+            self.assertClose(alone, want[1:], 1e-4)
+            # decoding token by token
+            kv = cache.make_prompt_cache(model)
+            steps = [logits(model, tokens[:, i:i + 1], kv) for i in range(5)]
+            self.assertClose(mx.concatenate(steps, axis=1), want[:, :5], 1e-4)
+
+    def test_half_types_are_nearer_than_mlx(self):
+        # MLX's CPU code sums in the type itself; against f32 of the same weights ours must be nearer.
+        for dtype in (mx.float16, mx.bfloat16):
+            model = tiny(dtype)
+            wide = copy.deepcopy(model)
+            wide.set_dtype(mx.float32)
+            tokens = some_tokens(model)
+            exact = logits(wide, tokens)
+            theirs = mx.mean(mx.abs(logits(model, tokens) - exact)).item()
+            report = qmlp.mlx.patch(model)
+            self.assertEqual(report.activation, {mx.float16: "f16", mx.bfloat16: "bf16"}[dtype])
+            self.assertEqual(model(tokens).dtype, dtype)
+            ours = mx.mean(mx.abs(logits(model, tokens) - exact)).item()
+            self.assertLess(ours, theirs)
+
+    def test_mixed_scales_follow_promotion(self):
+        model = tiny(mx.bfloat16)
+        for layer in model.layers:
+            for name in ("scales", "biases"):
+                layer.mlp.down_proj[name] = layer.mlp.down_proj[name].astype(mx.float16)
+        tokens = some_tokens(model)
+        want = model(tokens)
+        qmlp.mlx.patch(model)
+        got = model(tokens)
+        self.assertEqual(got.dtype, want.dtype)
+        self.assertEqual(got.dtype, mx.float32)
+
+
+class AfterPatching(PatchTest):
+    def setUp(self):
+        self.model = tiny()
+        self.tokens = some_tokens(self.model)
+        self.original = {name: mx.array(array) for name, array in parameters(self.model).items()}
+        mx.eval(self.original)
+        self.want = logits(self.model, self.tokens)
+        mx.eval(self.want)
+        self.report = qmlp.mlx.patch(self.model)
+
+    def test_parameters_and_saving(self):
+        self.assertSameArrays(parameters(self.model), self.original)
+        folder = support.scratch() / "patched-save"
+        folder.mkdir(exist_ok=True)
+        mlx_lm.utils.save_model(folder, self.model)
+        saved = mx.load(str(folder / "model.safetensors"))
+        self.assertSameArrays(saved, self.original)
+
+    def test_memory_is_one_copy(self):
+        mx.eval(self.model.parameters())  # everything back, beside the packed form
+        unpacked = mx.get_active_memory()
+        qmlp.mlx.patch(self.model)  # hands out fresh lazy arrays
+        freed = unpacked - mx.get_active_memory()
+        quantized = sum(array.nbytes for name, array in self.original.items()
+                        if name.rpartition(".")[2] in ("scales", "biases")
+                        or array.dtype == mx.uint32)
+        self.assertGreaterEqual(freed, quantized)
+        held = {id(module._qmlp.weight): module._qmlp.weight.nbytes
+                for module in self.model.modules() if hasattr(module, "_qmlp")}
+        held.update({id(module._qmlp_gate_up[0]): module._qmlp_gate_up[0].nbytes
+                     for module in self.model.modules() if hasattr(module, "_qmlp_gate_up")})
+        self.assertLess(sum(held.values()), 1.1 * quantized)
+        self.assertGreaterEqual(sum(held.values()), quantized)
+
+    def test_unpatch(self):
+        patched = logits(self.model, self.tokens)
+        self.assertEqual(qmlp.mlx.unpatch(self.model), 3 + 21 + 1 + 7 + 3)
+        self.assertEqual({type(module).__module__.partition(".")[0]
+                          for module in self.model.modules()}, {"mlx", "mlx_lm"})
+        self.assertSameArrays(parameters(self.model), self.original)
+        self.assertTrue(mx.array_equal(logits(self.model, self.tokens), self.want).item())
+        self.assertEqual(qmlp.mlx.unpatch(self.model), 0)
+        qmlp.mlx.patch(self.model)
+        self.assertTrue(mx.array_equal(logits(self.model, self.tokens), patched).item())
+
+    def test_context_manager(self):
+        model = tiny()
+        with qmlp.mlx.patch(model) as report:
+            self.assertEqual(len(report.replaced), 16 + 7 + 3)
+            self.assertClose(logits(model, self.tokens), self.want, 1e-4)
+        self.assertIs(type(model.layers[0].mlp), llama.MLP)
+        self.assertTrue(mx.array_equal(logits(model, self.tokens), self.want).item())
+
+    def test_new_weights_are_noticed(self):
+        other = tiny(layers=3)
+        for module in other.modules():
+            if isinstance(module, nn.QuantizedLinear):
+                module.scales = module.scales * 1.25
+        want = logits(other, self.tokens)
+        self.model.update(other.parameters())
+        self.assertClose(logits(self.model, self.tokens), want, 1e-4)
+        self.assertFalse(mx.allclose(want, self.want).item())
+
+    def test_a_type_change_is_noticed(self):
+        self.model.set_dtype(mx.float16)
+        self.assertEqual(self.model(self.tokens).dtype, mx.float16)
+        self.assertClose(logits(self.model, self.tokens), self.want, 0.05)
+
+    def test_deep_copy(self):
+        copied = copy.deepcopy(self.model)
+        self.assertTrue(mx.array_equal(logits(copied, self.tokens),
+                                       logits(self.model, self.tokens)).item())
+
+    def test_compiled_model(self):
+        for compiled in (mx.compile(lambda t: self.model(t)),
+                         mx.compile(lambda t: self.model(t), inputs=self.model.state)):
+            for count in (17, 3):
+                tokens = self.tokens[:, :count]
+                self.assertClose(compiled(tokens).astype(mx.float32),
+                                 logits(self.model, tokens), 1e-4)
+
+    def test_lora_training(self):
+        """Adapters around patched layers train as around MLX's own."""
+        plain = tiny()
+        losses = []
+        for model in (plain, self.model):
+            model.freeze()
+            mx.random.seed(3)
+            linear_to_lora_layers(model, 2, {"rank": 4, "scale": 10.0, "dropout": 0.0, "keys": [
+                "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj"]})
+            self.assertEqual(len(tree_flatten(model.trainable_parameters())), 16)
+            optimizer = mlx_optimizer()
+            state = [model.state, optimizer.state]
+
+            def loss(m, tokens):
+                out = m(tokens[:, :-1]).astype(mx.float32)
+                return nn.losses.cross_entropy(out, tokens[:, 1:]).mean()
+
+            value_and_grad = nn.value_and_grad(model, loss)
+
+            def step(tokens):
+                value, gradients = value_and_grad(model, tokens)
+                optimizer.update(model, gradients)
+                return value
+
+            compiled = mx.compile(step, inputs=state, outputs=state)
+            values = []
+            for number in range(4):
+                values.append((compiled if number > 1 else step)(self.tokens).item())
+                mx.eval(state)
+            losses.append(values)
+        numpy.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+        self.assertLess(losses[1][-1], losses[1][0])
+        kinds = [type(layer.mlp.up_proj).__module__ for layer in self.model.layers]
+        self.assertEqual(kinds, ["qmlp.mlx._modules"] * 3)
+        fused = self.model.layers[2].self_attn.q_proj.fuse()
+        self.assertIsInstance(fused, nn.QuantizedLinear)
+        # the layer that has no adapters still runs fused
+        qmlp.reset_dispatch_counts()
+        mx.eval(self.model(self.tokens))
+        self.assertEqual(sum(count for name, count in qmlp.dispatch_counts().items()
+                             if name.startswith("swiglu")), 1)
+
+    def test_trained_scales_are_mlx_own_part(self):
+        layer = self.model.layers[0].self_attn.q_proj
+        layer.unfreeze(keys=["scales", "biases"], recurse=False)
+        x = mx.random.normal((4, 128))
+        gradient = nn.value_and_grad(layer, lambda v: layer(v).square().sum())(x)[1]
+        self.assertGreater(mx.max(mx.abs(gradient["scales"])).item(), 0)
+
+    def test_prompt_cache_and_batches(self):
+        kv = cache.make_prompt_cache(self.model)
+        first = logits(self.model, self.tokens[:, :9], kv)
+        folder = support.scratch() / "prompt.safetensors"
+        cache.save_prompt_cache(str(folder), kv)
+        again = cache.load_prompt_cache(str(folder))
+        rest = logits(self.model, self.tokens[:, 9:], again)
+        self.assertClose(mx.concatenate([first, rest], axis=1), self.want, 1e-4)
+
+
+def mlx_optimizer():
+    import mlx.optimizers as optimizers
+
+    return optimizers.Adam(learning_rate=1e-2)
+
+
+class SmolLM2(PatchTest):
+    """The real model at f32 against mlx-lm's own tokens (tests/data/smollm2)."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model, cls.tokenizer = mlx_lm.load(str(support.model()))
+        cls.model.set_dtype(mx.float32)
+        mx.eval(cls.model.parameters())
+        cls.report = qmlp.mlx.patch(cls.model)
+
+    def test_report(self):
+        self.assertEqual(len(self.report.replaced), 30 + 120 + 1 + 61 + 30)
+        self.assertEqual(self.report.left, [])
+
+    def test_teacher_forced(self):
+        compared = 0
+        for golden in GOLDENS:
+            ids = golden["prompt_ids"] + golden["greedy_ids"][:-1]
+            got = numpy.array(self.model(mx.array(ids)[None])[0])
+            for position, (top_ids, top) in enumerate(zip(golden["top8_ids"],
+                                                          golden["top8_logits"])):
+                worst = abs(got[position][top_ids] - top).max()
+                self.assertLess(worst, 5e-3)
+                if top[0] - top[1] > support.GAP:
+                    compared += 1
+                    self.assertEqual(int(got[position].argmax()), top_ids[0])
+        self.assertGreater(compared, 350)
+
+    def test_free_running(self):
+        for golden in GOLDENS[:3]:
+            start = len(golden["prompt_ids"]) - 1
+            tokens = [response.token for response in mlx_lm.stream_generate(
+                self.model, self.tokenizer, golden["prompt_ids"],
+                max_tokens=min(24, len(golden["greedy_ids"])))]
+            for n, token in enumerate(tokens):
+                best, second = golden["top8_logits"][start + n][:2]
+                if best - second <= support.GAP and token != golden["greedy_ids"][n]:
+                    break
+                self.assertEqual(token, golden["greedy_ids"][n])
+
+    def test_speculative_and_batch(self):
+        golden = GOLDENS[0]
+        text = lambda responses: [response.token for response in responses]
+        want = text(mlx_lm.stream_generate(self.model, self.tokenizer, golden["prompt_ids"],
+                                           max_tokens=8))
+        drafted = text(mlx_lm.stream_generate(
+            self.model, self.tokenizer, golden["prompt_ids"], max_tokens=8,
+            draft_model=self.model, num_draft_tokens=3))
+        self.assertEqual(drafted, want)
+        answers = mlx_lm.batch_generate(
+            self.model, self.tokenizer, [golden["prompt_ids"], GOLDENS[1]["prompt_ids"]],
+            max_tokens=8, verbose=False)
+        self.assertIn("Paris", answers.texts[0])
+        alone = mlx_lm.generate(self.model, self.tokenizer, GOLDENS[1]["prompt_ids"], max_tokens=8)
+        self.assertEqual(answers.texts[1], alone)
+
+    def test_unpatch_and_patch_again(self):
+        ids = mx.array(GOLDENS[0]["prompt_ids"])[None]
+        patched = self.model(ids)
+        mx.eval(patched)
+        qmlp.mlx.unpatch(self.model)
+        own = self.model(ids[:, :4])
+        mx.eval(own)
+        qmlp.mlx.patch(self.model)
+        self.assertTrue(mx.array_equal(self.model(ids), patched).item())
+        self.assertClose(self.model(ids[:, :4]), own, 1e-5)
+
+
+class Commands(unittest.TestCase):
+    def command(self, *arguments, **options):
+        return subprocess.Popen(
+            [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], text=True,
+            env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+    def finished(self, *arguments):
+        process = self.command(*arguments)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def test_generate_and_bench(self):
+        status, out, err = self.finished(
+            "generate", support.model(), "--prompt", "What is the capital of France?",
+            "--max-tokens", 10, "--temp", 0)
+        self.assertEqual(status, 0, err)
+        self.assertIn("Paris", out)
+        self.assertIn("replaced: 30 x fused MLP", err)
+        status, out, err = self.finished("bench", support.model(), "--quiet", "-p", 16, "-g", 4,
+                                         "-n", 1)
+        self.assertEqual(status, 0, err)
+        self.assertRegex(out, r"(?s)Averages.*generation_tps")
+        self.assertNotIn("replaced", err)
+
+    def test_usage(self):
+        self.assertEqual(self.finished("--help")[0], 0)
+        status, _, err = self.finished("dance", "model")
+        self.assertEqual(status, 2)
+        self.assertIn("no command is called 'dance'", err)
+
+    def test_server(self):
+        """mlx_lm.server answers an HTTP client from the patched model."""
+        with contextlib.closing(__import__("socket").socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        process = self.command("server", support.model(), "--port", port, "--temp", "0")
+        errors = io.StringIO()
+        reader = threading.Thread(target=lambda: errors.writelines(process.stderr))
+        reader.start()
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                    connection.request("POST", "/v1/chat/completions", json.dumps({
+                        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                        "max_tokens": 12, "temperature": 0}), {"Content-Type": "application/json"})
+                    answer = connection.getresponse()
+                    break
+                except ConnectionRefusedError:
+                    self.assertIsNone(process.poll(), errors.getvalue())
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.2)
+            body = json.loads(answer.read())
+            self.assertEqual(answer.status, 200, body)
+            self.assertIn("Paris", body["choices"][0]["message"]["content"])
+        finally:
+            process.terminate()
+            process.wait(30)
+            reader.join(30)
+            process.stdout.close()
+            process.stderr.close()
+        self.assertTrue(re.search(r"replaced: 30 x fused MLP", errors.getvalue()))
+
+
+if __name__ == "__main__":
+    unittest.main()
