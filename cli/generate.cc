@@ -27,6 +27,7 @@ struct Flags {
   std::optional<std::string> file;
   std::optional<std::string> ids;
   std::optional<std::string> system;
+  std::string thinking;  // "on", "off", or empty: the template's default
   bool chat = false;
   bool bos = false;
   std::int64_t max_new = 256;
@@ -83,6 +84,7 @@ void check_flags(const Flags& flags) {
                             : "give one prompt: -p, -f, - or --prompt-ids");
   }
   if (flags.system && !flags.chat) fail_usage("--system needs --chat");
+  if (!flags.thinking.empty() && !flags.chat) fail_usage("--thinking needs --chat");
   if (flags.chat && flags.ids) fail_usage("--chat makes a prompt from text, not from --prompt-ids");
   if (flags.chat && flags.bos)
     fail_usage("--bos: the chat template already says how a prompt starts");
@@ -117,7 +119,9 @@ std::vector<std::int32_t> prompt_tokens(const Flags& flags, const ModelConfig& c
         messages.push_back({"system", *flags.system});
       }
       messages.push_back({"user", text});
-      ids = value_or_throw(tokenizer->encode_chat(messages));
+      ChatOptions options;
+      if (!flags.thinking.empty()) options.enable_thinking = flags.thinking == "on";
+      ids = value_or_throw(tokenizer->encode_chat(messages, options));
     } else {
       // What follows a cache is no start of a text.
       ids = value_or_throw(flags.cache_append ? tokenizer->encode(text)
@@ -412,6 +416,12 @@ void add_generate(CLI::App& app, Context& context) {
   command->add_option("--prompt-ids", f.ids, "The prompt as token ids: 1,2,3")->type_name("IDS");
   command->add_flag("--chat", f.chat, "Put the prompt into the model's chat template");
   command->add_option("--system", f.system, "System message (with --chat)")->type_name("TEXT");
+  command
+      ->add_option(
+          "--thinking", f.thinking,
+          "Whether a model that can think first does (with --chat; default: its template's)")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->type_name("on|off");
   command->add_flag("--bos", f.bos, "Start a raw prompt with the model's bos token");
   add_int_option(*command, "-n,--max-tokens", f.max_new, 0, 1 << 30,
                  "Most tokens to generate (default 256)");

@@ -67,6 +67,8 @@ class Generate(cli.TestCase):
         self.bad(3, "no-such-file", "generate", m, "-f", "no-such-file")
         self.bad(2, "--chat", "generate", m, "-p", "a", "--system", "b")
         self.bad(2, "--chat", "generate", m, "--chat", "--prompt-ids", "1")
+        self.bad(2, "--chat", "generate", m, "-p", "a", "--thinking", "off")
+        self.bad(2, "maybe", "generate", m, "-p", "a", "--chat", "--thinking", "maybe")
         self.bad(2, "--stop", "generate", m, "-p", "a", "--stop", "")
         self.bad(2, "--prompt-cache-load", "generate", m, "-p", "a", "--prompt-cache-append")
 
@@ -82,6 +84,13 @@ class Generate(cli.TestCase):
         system = start + model_text("system\nbe brief") + end + model_text("\n")
         self.assertEqual(self.generate("--chat", "--system", "be brief", "-p", "hi", "-n",
                                        1)["prompt_ids"], system + user + answer)
+
+    def test_thinking(self):
+        plain = self.generate("--chat", "-p", "hi", "-n", 1)["prompt_ids"]
+        self.assertEqual(self.generate("--chat", "--thinking", "on", "-p", "hi", "-n",
+                                       1)["prompt_ids"], plain)
+        self.assertEqual(self.generate("--chat", "--thinking", "off", "-p", "hi", "-n",
+                                       1)["prompt_ids"], plain + model_text("no thoughts\n"))
 
     def test_bos(self):
         self.assertEqual(self.generate("--bos", "-p", "hi", "-n", 1)["prompt_ids"],

@@ -164,6 +164,46 @@ CASES = [
          without={"rope_traditional": None}),
 ]
 
+# Every model type with every rope kind that its code in mlx-lm takes, with and without biases where
+# it has such fields, tied and untied.
+ROPES = {
+    "default": {},
+    "traditional": dict(rope_traditional=True),
+    "linear": dict(rope_scaling={"type": "linear", "factor": 2.5}),
+    "llama3": dict(rope_scaling=llama3()),
+    "yarn": dict(rope_scaling=yarn()),
+    "dynamic": dict(rope_scaling={"type": "dynamic", "factor": 4.0}),
+    "longrope": dict(rope_scaling=longrope(8)),
+}
+PHI3_ROPES = {
+    "default": {},
+    "traditional": dict(rope_traditional=True),
+    "linear": dict(rope_scaling={"type": "linear", "factor": 2.0, "long_factor": 1.0}),
+    "longrope": dict(rope_scaling=longrope(8)),
+    "partial": dict(partial_rotary_factor=0.5),
+}
+NOT_TRADITIONAL = {kind: fields for kind, fields in ROPES.items() if kind != "traditional"}
+BIASES = {"plain": dict(attention_bias=False, mlp_bias=False),
+          "bias": dict(attention_bias=True, mlp_bias=True)}
+NO_BIAS_FIELDS = {"plain": {}}
+TYPES = {"llama": (ROPES, BIASES, {}), "mistral": (ROPES, BIASES, {}),
+         "smollm3": (ROPES, BIASES, {}), "qwen2": (ROPES, NO_BIAS_FIELDS, {}),
+         "qwen3": (NOT_TRADITIONAL, NO_BIAS_FIELDS, dict(QWEN3, head_dim=16)),
+         "minicpm": (ROPES, NO_BIAS_FIELDS, MINICPM), "granite": (NOT_TRADITIONAL, BIASES, GRANITE),
+         "phi3": (PHI3_ROPES, NO_BIAS_FIELDS, PHI3)}
+
+
+def product(model_type):
+    ropes, biases, common = TYPES[model_type]
+    for rope, rope_fields in ropes.items():
+        for bias, bias_fields in biases.items():
+            for tied in (True, False):
+                yield Case(model_type, f"product_{rope}_{bias}_{'tied' if tied else 'untied'}",
+                           dict(common, **rope_fields, **bias_fields, tie_word_embeddings=tied),
+                           dense=("embed_tokens",) if model_type == "minicpm" else (),
+                           strict=not (model_type == "minicpm" and tied))
+
+
 # What is refused, by name: config fields that a plain Llama checkpoint gets (None takes one away),
 # or a file beside it. `qmlp inspect` must give the line that docs/models.md shows.
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}

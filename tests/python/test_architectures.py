@@ -111,6 +111,28 @@ for one in architectures.CASES:
     add_test(one)
 
 
+class Product(unittest.TestCase):
+    """Model types x rope kinds x biases x tied and untied heads: the logits alone."""
+
+    def check(self, model_type):
+        worst, count = 0.0, 0
+        for case in architectures.product(model_type):
+            with self.subTest(case.id):
+                folder = architectures.write(case, support.scratch() / "architectures" / "product")
+                ids = architectures.ids_of(case)
+                ours, _ = check_forward(folder, ids, "--logits-only")
+                theirs = architectures.mlx_logits(folder, ids, strict=case.strict)
+                self.assertTrue(numpy.isfinite(theirs).all())
+                error = relative(ours, theirs)
+                self.assertLess(error, BOUND)
+                worst, count = max(worst, error), count + 1
+        print(f"{count} checkpoints, largest difference {worst:.1e} ", end="")
+
+
+for one in architectures.TYPES:
+    setattr(Product, "test_" + one, lambda self, model_type=one: self.check(model_type))
+
+
 class Inspect(unittest.TestCase):
     """`qmlp inspect` says what the cases were made with."""
 

@@ -4,7 +4,6 @@
 
 namespace qmlp::cuda {
 
-constexpr int kMaxStages = 6;
 constexpr int kCopyStages = 4;  // of a ring without bulk copies
 
 // How a tile's stream is cut into stages of `stage_chunks` chunks, one copy each.
