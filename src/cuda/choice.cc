@@ -12,7 +12,8 @@ StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) 
   choice.stage_chunks = kStreamStageChunks;
   // Rings with their barriers, and the exchange of segments' sums, 16 bytes a lane, twice.
   const auto bytes = [&](int warps, int stages) {
-    const auto stage = static_cast<std::size_t>(choice.stage_chunks * shape.format.chunk_bytes());
+    const auto stage = static_cast<std::size_t>(choice.stage_chunks) *
+                       static_cast<std::size_t>(shape.format.chunk_bytes());
     const std::size_t exchange =
         segments > 1 ? 2 * 512 * static_cast<std::size_t>(shape.token_blocks) : 0;
     return static_cast<std::size_t>(warps) *
