@@ -2,11 +2,14 @@
 
 #include <charconv>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "base/concat.h"
 #include "base/try.h"
 #include "convert/gguf_metadata.h"
 #include "convert/gguf_rope.h"
+#include "io/config.h"
 #include "text/quote.h"
 
 namespace qmlp {
@@ -58,6 +61,7 @@ class ConfigReader {
     QMLP_TRY(read_sizes());
     QMLP_TRY(read_tensors());
     QMLP_TRY(write_json());
+    QMLP_TRY(check_json());
     return std::move(out_);
   }
 
@@ -198,6 +202,15 @@ class ConfigReader {
       json.append("mlp_bias", out_.mlp_bias);
     }
     json.append("tie_word_embeddings", out_.tied);
+    return {};
+  }
+
+  // What the loader refuses in config.json is named before anything is written.
+  Status check_json() const {
+    std::vector<std::string> warnings;
+    const auto loaded = parse_model_config(Json(out_.json), nullptr,
+                                           concat(model_.path(), ": as config.json"), warnings);
+    if (!loaded) return loaded.error();
     return {};
   }
 

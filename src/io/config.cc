@@ -264,6 +264,10 @@ Result<ModelConfig> parse_model_config(const Json& config, const Json* generatio
   if (!bos.empty()) out.bos_token_id = bos.front();
   QMLP_TRY(read_ids(fields, "eos_token_id", out.vocab_size, out.eos_token_ids, warnings));
   if (generation_config != nullptr) {
+    if (generation_config->object() == nullptr) {
+      return Error{Errc::corrupt_file, concat("generation_config.json: is ",
+                                              generation_config->kind_name(), ", needs an object")};
+    }
     const Fields generation(*generation_config, "generation_config.json");
     QMLP_TRY(read_ids(generation, "eos_token_id", out.vocab_size, out.eos_token_ids, warnings));
   }

@@ -67,6 +67,10 @@ Status refuse_quantized_activations(const Fields& fields) {
   return fields.unsupported("quantize_activations", *activations, "false");
 }
 
+bool is_module_path(std::string_view key) {
+  return key == "lm_head" || key.find('.') != std::string_view::npos;
+}
+
 // An entry of MLX's own form.
 Result<QuantConfig> read_entry(const Json& value, std::string_view where) {
   QuantConfig out;
@@ -77,6 +81,9 @@ Result<QuantConfig> read_entry(const Json& value, std::string_view where) {
   QMLP_TRY(refuse_quantized_activations(fields));
   for (const JsonMember& member : value.object()->members()) {
     const bool is_module = member.value.object() != nullptr || member.value.boolean().has_value();
+    if (!is_module && is_module_path(member.name)) {
+      return fields.wrong(member.name, member.value, "an object, true or false");
+    }
     if (!is_module || member.name == "quantize_activations") continue;
     QMLP_ASSIGN(QuantOverride override, read_override(member, where, out));
     out.overrides.push_back(std::move(override));

@@ -163,8 +163,11 @@ Result<std::optional<Scaling>> read_scaling(const Fields& rope, const Fields& to
                                             const ModelConfig& config) {
   QMLP_ASSIGN(const std::optional<RopeKind> kind, read_kind(rope, architecture));
   if (!kind) {
-    if (rope.find("factor") == nullptr) return std::optional<Scaling>();
-    return rope.missing("rope_type", concat("one of ", kind_list(architecture)));
+    for (const char* name : {"factor", "long_factor", "short_factor"}) {
+      if (rope.find(name) == nullptr) continue;
+      return rope.missing("rope_type", concat("one of ", kind_list(architecture)));
+    }
+    return std::optional<Scaling>();
   }
   Scaling out;
   out.kind = *kind;

@@ -139,12 +139,16 @@ void split_at_ordinary_tokens(const AddedTokenMatcher& matcher, std::string_view
     if (!found) break;
     from = found->end;
     if (found->token->special || !matcher.counts(*found, text)) continue;
-    // A token of white space may be what the token before took along.
-    if (found->begin < done) continue;
     std::size_t begin = found->begin;
     std::size_t end = found->end;
-    if (found->token->lstrip) begin -= trailing_space(text.substr(done, begin - done));
+    if (found->token->lstrip && begin > done) {
+      begin -= trailing_space(text.substr(done, begin - done));
+    }
     if (found->token->rstrip) end += leading_space(text.substr(end));
+    // A token of white space may be what the token before took along. As Hugging Face has it, it
+    // still counts, unless it strips to the left as well and so has nothing left.
+    if (found->token->lstrip && begin <= done) begin = done;
+    if (begin >= end) continue;
     if (done < begin) on_text(text.substr(done, begin - done), done);
     on_token(found->token->id);
     done = end;

@@ -84,6 +84,15 @@ TEST(GgufConfig, RefusesSizesThatDisagree) {
           Errc::corrupt_file, "layer_norm_rms_epsilon is missing");
   refused([](TinyGguf& g) { g.f32("llama.rope.freq_base", std::nanf("")); }, Errc::corrupt_file,
           "llama.rope.freq_base is not a number above 0");
+  // What config.json's reader refuses is the file's fault, too.
+  refused([](TinyGguf& g) { g.f32("llama.rope.freq_base", 0.5f); }, Errc::corrupt_file,
+          "m.gguf: as config.json: rope_theta is 0.5, needs a number above 1");
+  refused(
+      [](TinyGguf& g) {
+        g.set_architecture("granite");
+        g.unset("granite.context_length");
+      },
+      Errc::corrupt_file, "m.gguf: as config.json: max_position_embeddings is missing");
   refused(
       [](TinyGguf& g) {
         g.i32s("llama.feed_forward_length", {96, 64});

@@ -249,6 +249,10 @@ TEST(Rope, NamesWhatIsWrong) {
   expect_error(scaling(R"("type": "linear", "factor": null)"), Errc::corrupt_file,
                "factor is null");
   expect_error(scaling(R"("factor": 4)"), Errc::corrupt_file, "rope_type is missing");
+  expect_error(scaling(R"("long_factor": 2, "short_factor": 1)"), Errc::corrupt_file,
+               "rope_type is missing", "\"longrope\"");
+  expect_error(scaling(R"("type": null, "short_factor": 1)"), Errc::corrupt_file,
+               "rope_type is missing");
   expect_error(scaling(R"("type": 4)"), Errc::corrupt_file, "type is 4");
   expect_error(scaling(R"("type": "mrope", "mrope_section": [1, 2, 3])"), Errc::unsupported,
                "\"mrope\"", "\"llama3\"", "llama");

@@ -58,6 +58,7 @@ TEST(ModelConfig, JoinsEndTokens) {
             std::vector<std::int32_t>{2});
   EXPECT_TRUE(parse(R"("eos_token_id": 49152)")->eos_token_ids.empty());
   expect_error(parse(R"("eos_token_id": "2")"), Errc::corrupt_file, "eos_token_id");
+  expect_error(parse("", "[]"), Errc::corrupt_file, "generation_config.json", "needs an object");
 }
 
 TEST(ModelConfig, ChecksSizes) {
@@ -103,6 +104,18 @@ TEST(QuantConfig, ReadsGlobalAndOverrides) {
   EXPECT_EQ(quant->overrides[3].kind, QuantOverride::Kind::unquantized);
   EXPECT_EQ(quant->overrides[4].kind, QuantOverride::Kind::standard);
   check(4, "e", 4, 64);
+}
+
+TEST(QuantConfig, RefusesEntriesThatSayNothing) {
+  for (const char* name : {"lm_head", "model.layers.0.mlp.up_proj"}) {
+    for (const char* value : {"null", "4", "\"4\"", "[4]"}) {
+      const std::string entry = std::string("\"") + name + "\": " + value;
+      expect_error(
+          parse_quant("\"quantization\": {\"bits\": 4, \"group_size\": 64, " + entry + "}"),
+          Errc::corrupt_file, std::string("quantization: ") + name + " is " + value,
+          "needs an object, true or false");
+    }
+  }
 }
 
 TEST(QuantConfig, DoesNotInheritTheGlobalValues) {

@@ -233,7 +233,7 @@ def sp_bpe_kinds():
         "pretokenizers", {"type": "WhitespaceSplit"}, metaspace(), {"type": "Punctuation", "behavior": "Isolated"},
         {"type": "Digits", "individual_digits": False}), SP_DECODER, None, S_TOKENS)
     yield "words", tokenizer(sp_bpe(), sequence("normalizers", {"type": "NFKD"}, {"type": "Nmt"}), {"type": "Whitespace"},
-                             SP_DECODER, None, S_TOKENS)
+                             SP_DECODER, None, S_TOKENS + [added(size, "  ", False, rstrip=True)])
     # Merges that reach over a word's start.
     crossing = json.loads(json.dumps(sp_bpe()))
     for word in ("a" + MARK, "a" + MARK + "b", "s" + MARK, "." + MARK, MARK + "a" + MARK):

@@ -253,6 +253,30 @@ TEST(TokenizerFile, SentencePieceWithByteFallback) {
   EXPECT_EQ(*tokenizer->token_bytes(2), "\xC3");
 }
 
+// The right sides are Hugging Face's.
+TEST(TokenizerFile, AddedTokensOfWhiteSpace) {
+  std::string file(kSentencePiece);
+  const std::string_view last = R"("content": "[x]", "special": false,)";
+  file.replace(file.find(last), last.size(),
+               R"("content": "[x]", "special": false, "rstrip": true, "normalized": false},
+                  {"id": 10, "content": "\n", "special": false, "rstrip": true,
+                   "normalized": false},
+                  {"id": 11, "content": "\t", "special": false, "lstrip": true, "rstrip": true,
+                   "normalized": false},
+                  {"id": 12, "content": "\r", "special": false,)");
+  const TemporaryFolder folder;
+  folder.write("tokenizer.json", file);
+  const auto tokenizer = open_tokenizer(folder.path());
+  ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(ids_of(*tokenizer, "a\n\na"), (Ids{7, 10, 10, 7}));
+  EXPECT_EQ(ids_of(*tokenizer, "a \n \n"), (Ids{7, 5, 10, 10}));
+  EXPECT_EQ(ids_of(*tokenizer, "\n\r a"), (Ids{10, 12, 5, 7}));
+  EXPECT_EQ(ids_of(*tokenizer, "[x]\n a"), (Ids{9, 10, 7}));
+  EXPECT_EQ(ids_of(*tokenizer, "a \t \t a"), (Ids{7, 11, 7}));
+  EXPECT_EQ(ids_of(*tokenizer, "[x]\t a"), (Ids{9, 7}));
+  EXPECT_EQ(ids_of(*tokenizer, "\n\t\n"), (Ids{10, 10}));
+}
+
 TEST(Detokenizer, GivesTextAsItBecomesComplete) {
   const TemporaryFolder folder;
   folder.write("tokenizer.json", kSentencePiece);
