@@ -14,7 +14,9 @@ namespace {
 using namespace qmlp;
 using gpu::Buffer;
 using gpu::Rng;
+using gpu::same;
 using gpu::value;
+using gpu::widened;
 
 template <class T>
 T pick(Rng& rng, std::initializer_list<T> values) {
@@ -34,16 +36,6 @@ struct HostWorkspace {
   }
   std::vector<std::byte> storage;
 };
-
-float widened(std::uint16_t bits, DType type) {
-  return type == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-}
-
-bool same(std::uint16_t a, std::uint16_t b, DType type) {
-  if (a == b) return true;
-  const float x = widened(a, type), y = widened(b, type);
-  return x != x && y != y;
-}
 
 // One random problem: every kernel of the device's table, all rows at once and the last row alone.
 void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const DeviceFacts& gpu_facts,

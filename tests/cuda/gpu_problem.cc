@@ -6,6 +6,16 @@ namespace gpu {
 
 using namespace qmlp;
 
+float widened(std::uint16_t bits, DType type) {
+  return type == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+bool same(std::uint16_t a, std::uint16_t b, DType type) {
+  if (a == b) return true;
+  const float x = widened(a, type), y = widened(b, type);
+  return x != x && y != y;
+}
+
 QuantizedTensor random_weight(Rng& rng, std::int64_t N, std::int64_t K, const QuantSpec& spec) {
   QuantizedTensor tensor;
   tensor.N = N;

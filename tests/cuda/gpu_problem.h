@@ -48,6 +48,10 @@ struct Buffer {  // device memory
   std::size_t bytes;
 };
 
+// A bit pattern of bf16 or f16 as a number, and whether two are the same result: any NaN is NaN.
+float widened(std::uint16_t bits, qmlp::DType type);
+bool same(std::uint16_t a, std::uint16_t b, qmlp::DType type);
+
 using Rng = std::mt19937_64;
 
 // Weights that look like a model's: normal values quantized, or random codes and scales when large.

@@ -33,10 +33,6 @@ struct Count {
   long long cases = 0, runs = 0, outputs = 0, wrong = 0;
 };
 
-bool is_nan(std::uint16_t bits, DType type) {
-  return type == DType::bf16 ? (bits & 0x7FFF) > 0x7F80 : (bits & 0x7FFF) > 0x7C00;
-}
-
 QuantizedTensor weight_of(const Vectors& vectors, const std::string& prefix,
                           const std::string& suffix, std::int64_t K, DType type) {
   const SafetensorsEntry *w = vectors.find(prefix + ".w" + suffix),
@@ -74,7 +70,7 @@ void check_kernels(const std::string& name, const SafetensorsEntry& y, const Vec
     for (std::size_t i = 0; i < got.size(); ++i) {
       std::uint16_t want;
       std::memcpy(&want, expected.data() + 2 * i, 2);
-      wrong += got[i] != want && !(is_nan(got[i], type) && is_nan(want, type));
+      wrong += !same(got[i], want, type);
     }
     if (wrong != 0) {
       std::printf("vectors: %s by %s: %lld of %zu wrong\n", name.c_str(),

@@ -1,5 +1,7 @@
 """Chat templates in the shapes that published models use, for the tests of the template language."""
 
+import family_templates
+
 # The ChatML template of SmolLM2: a system message of its own where the conversation has none.
 CHATML_SYSTEM = (
     "{% for message in messages %}"
@@ -102,45 +104,8 @@ TEMPLATES = {
         "{{ '<|im_start|>assistant<|im_end|>\n\n' }}"
         "{% endif %}"
     ),
-    "alternating": (
-        "{% if messages[0]['role'] == 'system' %}"
-        "{% set loop_messages = messages[1:] %}"
-        "{% set system_message = messages[0]['content'] %}"
-        "{% else %}"
-        "{% set loop_messages = messages %}"
-        "{% set system_message = false %}"
-        "{% endif %}"
-        "{% for message in loop_messages %}"
-        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-        "{% endif %}"
-        "{% if loop.index0 == 0 and system_message != false %}"
-        "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-        "{% else %}"
-        "{% set content = message['content'] %}"
-        "{% endif %}"
-        "{% if message['role'] == 'user' %}"
-        "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-        "{% elif message['role'] == 'assistant' %}"
-        "{{ ' '  + content.strip() + ' ' + eos_token }}"
-        "{% endif %}"
-        "{% endfor %}"
-    ),
-    "trimmed_lines": r"""{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>
-' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>
-' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>
-'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}""",
+    "alternating": family_templates.LLAMA2,
+    "trimmed_lines": family_templates.ZEPHYR,
     "language": r"""{%- set ns = namespace(multi=true, last=messages|length - 1) %}
 {# comment #}
 {%- for message in messages[::-1] %}

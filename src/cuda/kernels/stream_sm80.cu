@@ -7,10 +7,9 @@ namespace {
 
 template <class T>
 int launch(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  if (group_size_of(args.format) == 32) {
-    return launch_stream_tokens<T, 0, 32, false>(args, device, stream);
-  }
-  return launch_stream_tokens<T, 0, 64, false>(args, device, stream);
+  return with_group<0>(args.format, [&]<int kBits, int kGroup>() {
+    return launch_stream_tokens<T, kBits, kGroup, false>(args, device, stream);
+  });
 }
 
 }  // namespace

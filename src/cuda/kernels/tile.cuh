@@ -31,9 +31,7 @@ QMLP_HOST_DEVICE constexpr int tile_stage_chunks(int bits, int group_size) {
 // chunks of the ring, which divide kStep.
 QMLP_HOST_DEVICE constexpr int tile_x_chunk_bytes(int tokens) { return tokens * kChunkK * 2; }
 QMLP_HOST_DEVICE constexpr int tile_x_chunks(int tokens) { return tokens <= 64 ? 2 : 1; }
-QMLP_HOST_DEVICE constexpr int tile_x_ring(int tokens, int ctas) {
-  return tokens * ctas <= 64 || (tokens == 128 && ctas == 1) || (tokens == 64 && ctas == 1) ? 8 : 4;
-}
+QMLP_HOST_DEVICE constexpr int tile_x_ring(int tokens) { return tokens <= 128 ? 8 : 4; }
 
 struct TileArgs {
   MatmulArgs matmul;
@@ -89,7 +87,7 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
     tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
   constexpr int kWarps = 4 * kGroups;  // consumers
   constexpr int kStageChunks = tile_stage_chunks(kBits, kGroup);
-  constexpr int kXChunks = tile_x_chunks(kTokens), kXRing = tile_x_ring(kTokens, kCtas);
+  constexpr int kXChunks = tile_x_chunks(kTokens), kXRing = tile_x_ring(kTokens);
   constexpr int kXSlots = kXRing / kXChunks;
   constexpr int kXChunkBytes = tile_x_chunk_bytes(kTokens);
   extern __shared__ __align__(128) std::uint8_t shared[];

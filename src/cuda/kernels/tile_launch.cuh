@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/formats.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/launch_kernel.cuh"
 #include "cuda/kernels/tile.cuh"
@@ -48,7 +49,7 @@ int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaSt
   // Warpgroups that never have a unit need no ring.
   const int groups = static_cast<int>(std::min<std::int64_t>(kGroups, (total + grid - 1) / grid));
   const int ring_bytes = 4 * groups * tile_stage_chunks(kBits, kGroup) * args.format.chunk_bytes();
-  constexpr int kXBytes = tile_x_ring(kTokens, kCtas) * tile_x_chunk_bytes(kTokens);
+  constexpr int kXBytes = tile_x_ring(kTokens) * tile_x_chunk_bytes(kTokens);
   constexpr int kAlignment = 1024;
   const int room =
       static_cast<int>((device.smem_bytes - kStaticSharedBytes) / kCtas) - 1024 - kAlignment;
@@ -97,10 +98,9 @@ int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFa
 // What few models need goes through one kernel, which reads widths at run time.
 template <class T>
 int launch_tile_elements(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  if (args.format.half[0].group_size == 32) {
-    return launch_tile_kernel<T, 64, 2, 1, 0, 32, false>(args, device, stream);
-  }
-  return launch_tile_kernel<T, 64, 2, 1, 0, 64, false>(args, device, stream);
+  return with_group<0>(args.format, [&]<int kBits, int kGroup>() {
+    return launch_tile_kernel<T, 64, 2, 1, kBits, kGroup, false>(args, device, stream);
+  });
 }
 
 }  // namespace qmlp::cuda
