@@ -9,6 +9,7 @@ suite that was cut off goes on where it stopped. `report` writes DATE-GPU.json a
 
   facts      the GPU, its driver, the commit
   check      sigmoid tables, launches (graphs, threads, streams, sizes, ordinals), compute-sanitizer
+  pack       packing on the GPU, unpacking, parts, decode_row, swiglu_activation; times
   random     random problems against the CPU verifier, every kernel, for --seconds
   vectors    MLX's own products on this GPU against every kernel (--mlx: a Python with MLX)
   decode     times at M <= 16, all widths
@@ -91,6 +92,20 @@ class Suite:
                 summary = ["not run: " + (text.strip().splitlines() or ["no output"])[-1]]
             result["sanitizers"][name] = summary[-1]
             result["status"] = result["status"] or (status if "not run" not in summary[-1] else 0)
+        return result
+
+    def pack(self):
+        text, status = run([self.program, "pack"])
+        result = {"points": json_lines(text), "status": status,
+                  "lines": [line for line in text.splitlines() if not line.startswith("{")][-20:]}
+        tool = shutil.which("compute-sanitizer")
+        if tool is None:
+            result["memcheck"] = "not run: no compute-sanitizer"
+            return result
+        text, status = run([tool, "--error-exitcode", "9", self.program, "pack", "20"], timeout=150)
+        summary = re.findall(r"ERROR SUMMARY: .*", text)
+        result["memcheck"] = summary[-1] if summary else "not run: " + text[-200:]
+        result["status"] = result["status"] or (status if summary else 0)
         return result
 
     def random(self):
@@ -207,7 +222,7 @@ def tinygemm_times():
     return points
 
 
-STAGES = ("facts", "check", "random", "vectors", "decode", "prefill", "linear", "cliffs", "peers")
+STAGES = ("facts", "check", "pack", "random", "vectors", "decode", "prefill", "linear", "cliffs", "peers")
 
 
 def command_run(options):
@@ -263,6 +278,16 @@ def command_report(options):
         text.append("## Bits and launches\n")
         text.append(table([[line] for line in check["table"] + check["robust"]] +
                           [[f"{k}: {v}"] for k, v in check["sanitizers"].items()], ["result"]))
+    if "pack" in stages:
+        stage = stages["pack"]
+        text.append("\n## Packing\n")
+        text.append(table([[line] for line in stage["lines"]] + [[f"memcheck: {stage['memcheck']}"]],
+                          ["result"]))
+        text.append("\nGate and up of Llama-8B, bf16, groups of 64: milliseconds of a call from host and "
+                    "from device memory, the kernels alone, `part`, and `unpack_rows` of one matrix.\n")
+        text.append(table([[p["bits"], p["host_ms"], p["device_ms"], p["kernels_us"], p["GB_per_s"],
+                            p["part_ms"], p["unpack_ms"]] for p in stage["points"]],
+                          ["bits", "host", "device", "kernels µs", "GB/s", "part", "unpack"]))
     if "random" in stages:
         r = stages["random"]
         text.append(f"\n{r['runs']:,} runs of kernels on random problems, {r['outputs']:,} outputs against "

@@ -75,13 +75,13 @@ need_space() {  # KiB, what for
 }
 
 # A Python environment that holds a requirements file; remade when the file changes.
-need_python() {  # directory, requirements file
+need_python() {  # directory, requirements file, interpreter (python3)
   local stamp=$1/requirements.txt
   if [[ -x $1/bin/python ]] && cmp -s "$2" "$stamp"; then return 0; fi
   heading "Python packages of $2, in $1"
   local hint="needs the network (PyPI) and free space"
   run rm -rf "$1"
-  run python3 -m venv "$1"
+  run "${3:-python3}" -m venv "$1"
   run "$1/bin/pip" install "${pip_options[@]}" -r "$2"
   cp "$2" "$stamp"
 }

@@ -65,7 +65,7 @@ typedef int32_t qmlp_dtype;
 enum { QMLP_F32 = 0, QMLP_F16 = 1, QMLP_BF16 = 2 };
 
 typedef int32_t qmlp_device_kind;
-enum { QMLP_CPU = 0, QMLP_CUDA = 1 };
+enum { QMLP_CPU = 0, QMLP_CUDA = 1, QMLP_CUDA_RECORDER = 2 /* of a stream alone */ };
 
 typedef int32_t qmlp_precision;
 enum {
@@ -133,10 +133,32 @@ typedef struct qmlp_pool qmlp_pool;
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_pool_create(int32_t num_threads, qmlp_pool** out);
 QMLP_C_API void qmlp_pool_free(qmlp_pool* pool);
 QMLP_C_API int32_t qmlp_pool_num_threads(const qmlp_pool* pool);
+/* Calls task(context, index, thread) for each index below num_tasks, once, on the pool's threads,
+ * thread below their number. Returns when all are done. */
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_pool_run(qmlp_pool* pool, int64_t num_tasks,
+                                                      void (*task)(void* context, int64_t index,
+                                                                   int32_t thread),
+                                                      void* context);
 QMLP_C_API int32_t qmlp_default_num_threads(void);
 
+/* One kernel of an op, as cuLaunchKernel takes it. */
+typedef struct qmlp_cuda_launch {
+  void* function; /* a CUfunction of the device's primary context */
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint32_t shared_bytes; /* dynamic; the function's limit is already set */
+  void** params;         /* valid during the call */
+} qmlp_cuda_launch;
+/* Gets an op's kernels for a graph of the caller's. Anything but QMLP_OK fails the op. */
+typedef struct qmlp_cuda_recorder {
+  qmlp_status (*launch)(void* context, const qmlp_cuda_launch* launch);
+  void* context;
+} qmlp_cuda_recorder;
+
 /* Where an op runs. CPU: handle is a qmlp_pool, the op is done when the call returns. CUDA: handle
- * is a cudaStream_t (NULL: the default stream), the op is asynchronous on it. */
+ * is a cudaStream_t (NULL: the default stream), the op is asynchronous on it. CUDA_RECORDER: handle
+ * is a qmlp_cuda_recorder, which gets each kernel in order, each to run after the one before it;
+ * nothing is launched. Weights are packed with the other two. */
 typedef struct qmlp_stream {
   qmlp_device_kind device_kind;
   int32_t device_ordinal;
@@ -198,7 +220,8 @@ typedef struct qmlp_support {
   char sentence[160]; /* "K is 100, needs a multiple of the group size" */
 } qmlp_support;
 
-/* Whether some kernel takes the problem. An error only for a malformed argument. */
+/* Whether some kernel takes the problem. An error only for a malformed argument; a CUDA device that
+ * is not there is a "no_device", whose sentence says why. */
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_supports_linear(const qmlp_linear_problem* problem,
                                                              const char* device, qmlp_support* out);
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_supports_swiglu(const qmlp_swiglu_problem* problem,
@@ -259,7 +282,8 @@ QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_dequantize(const qmlp_tensor* weigh
                                                         int64_t row_begin, int64_t row_end,
                                                         qmlp_dtype round_to, float* out);
 
-/* Weights re-laid for one plan's kernels. The source may be freed afterwards. */
+/* Weights re-laid for one plan's kernels. With a QMLP_CUDA stream the source may be in host memory
+ * or in a device's, already written. The source may be freed afterwards. */
 typedef struct qmlp_weight qmlp_weight;
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_pack_linear(const qmlp_plan* plan,
                                                          const qmlp_tensor* weight,
@@ -270,7 +294,8 @@ QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_pack_swiglu(const qmlp_plan* plan,
                                                          const qmlp_tensor* up,
                                                          const qmlp_stream* stream,
                                                          qmlp_weight** out);
-/* The gate (0) or up (1) half of a packed SwiGLU weight as a linear weight that shares memory. */
+/* The gate (0) or up (1) half of a packed SwiGLU weight as a linear weight: on a CPU it shares the
+ * memory, on CUDA it is a copy in the device's memory. */
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_weight_part(const qmlp_weight* weight, int32_t index,
                                                          qmlp_weight** out);
 QMLP_C_API void qmlp_weight_free(qmlp_weight* weight);
@@ -280,12 +305,14 @@ QMLP_C_API int32_t qmlp_weight_non_finite(const qmlp_weight* weight);
 /* Blocks that are kept as decoded floats; a weight with none can be unpacked. */
 QMLP_C_API int64_t qmlp_weight_exact_blocks(const qmlp_weight* weight);
 /* Rows of a part (0, or 1 for up) as the source held them, bit for bit, into buffers of exactly the
- * sizes that qmlp_quant_sizes gives for row_count rows. Refused for a weight with exact blocks. */
+ * sizes that qmlp_quant_sizes gives for row_count rows, of a CUDA weight in host or device memory.
+ * Refused for a weight with exact blocks. Done when it returns. */
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_weight_unpack_rows(const qmlp_weight* weight,
                                                                 int32_t part, int64_t row_begin,
                                                                 int64_t row_count, void* codes,
                                                                 void* scales, void* biases);
-/* Row `row`, decoded and rounded to the plan's activation type; out is [1, K]. CPU weights. */
+/* Row `row`, decoded and rounded to the plan's activation type; out is [1, K], of a CUDA weight in
+ * host or device memory. Done when it returns. */
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_weight_decode_row(const qmlp_weight* weight,
                                                                int64_t row,
                                                                const qmlp_mutable_matrix* out);
@@ -333,6 +360,43 @@ QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_fused_mlp(
     const qmlp_swiglu_epilogue* swiglu_epilogue, const qmlp_linear_epilogue* down_epilogue);
 QMLP_C_API size_t qmlp_mlp_workspace_bytes(const qmlp_plan* swiglu, const qmlp_plan* down,
                                            int64_t M);
+
+/* ---- attention (CPU) ---- */
+
+/* Keys and values of one layer of one sequence, in the kernels' layout. One call at a time. */
+typedef struct qmlp_attention_cache qmlp_attention_cache;
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_attention_cache_create(int64_t num_kv_heads,
+                                                                    int64_t head_dim,
+                                                                    qmlp_dtype dtype,
+                                                                    qmlp_attention_cache** out);
+QMLP_C_API void qmlp_attention_cache_free(qmlp_attention_cache* cache);
+QMLP_C_API int64_t qmlp_attention_cache_length(const qmlp_attention_cache* cache);
+/* Drops the positions from `position` on and appends the rows of k and v, both
+ * [M, num_kv_heads * head_dim] of the cache's type. */
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_attention_cache_append(qmlp_attention_cache* cache,
+                                                                    int64_t position,
+                                                                    const qmlp_matrix* k,
+                                                                    const qmlp_matrix* v);
+/* Positions [0, count) out of the cache and into it: [num_kv_heads, count, head_dim], head_stride
+ * elements from one head to the next. load takes NULL for a part that is not wanted. */
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_attention_cache_load(const qmlp_attention_cache* cache,
+                                                                  int64_t count, void* keys,
+                                                                  void* values,
+                                                                  int64_t head_stride);
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_attention_cache_store(qmlp_attention_cache* cache,
+                                                                   int64_t count, const void* keys,
+                                                                   const void* values,
+                                                                   int64_t head_stride);
+/* Causal attention of the last q->rows positions: q and out are [M, num_heads * head_dim] without
+ * gaps, num_heads a multiple of the cache's. Bits: docs/forward.md. The workspace holds what
+ * qmlp_attention_workspace_bytes says for the cache's length and the pool's threads. */
+QMLP_C_API size_t qmlp_attention_workspace_bytes(const qmlp_attention_cache* cache, int64_t length,
+                                                 int32_t num_threads);
+QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_attention(const qmlp_attention_cache* cache,
+                                                       const qmlp_matrix* q,
+                                                       const qmlp_mutable_matrix* out, float scale,
+                                                       const qmlp_workspace* workspace,
+                                                       const qmlp_stream* stream);
 
 /* ---- models ---- */
 

@@ -20,7 +20,8 @@ class ThreadPool {
 
   int num_threads() const noexcept;
   // Calls task(context, index, thread) for index 0..num_tasks-1, each once, thread in
-  // [0, num_threads). Thread t gets a contiguous range of indices. Returns when all are done.
+  // [0, num_threads); calls of one `thread` follow each other. A thread starts with a contiguous
+  // range of indices and then helps the others. Returns when all are done.
   // The task may not throw.
   using Task = void (*)(void* context, std::int64_t index, int thread);
   void run(std::int64_t num_tasks, Task task, void* context) noexcept;

@@ -20,14 +20,16 @@ struct Stream {
 class PackedWeight;
 using PackedWeightPtr = std::shared_ptr<const PackedWeight>;
 
-// Packs with the stream's threads. The source may be freed afterwards. Errors: shapes or specs that
+// Packs with the stream's threads or device. For a CUDA stream the spans may lie in host memory or
+// in a device's, already written. The source may be freed afterwards. Errors: shapes or specs that
 // differ from the plan's problem, spans of the wrong size, memory.
 Result<PackedWeightPtr> pack(const Plan& plan, const QuantizedTensorView& gate,
                              const QuantizedTensorView& up, const Stream& stream);
 Result<PackedWeightPtr> pack(const Plan& plan, const QuantizedTensorView& weight,
                              const Stream& stream);
 
-// The gate (0) or up (1) half of a packed SwiGLU weight as a weight of its own, sharing memory.
+// The gate (0) or up (1) half of a packed SwiGLU weight as a weight of its own. On a CPU it shares
+// the memory; on CUDA, where gate and up are interleaved, it is a copy in the device's memory.
 Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index);
 
 struct PackedInfo {
@@ -49,12 +51,15 @@ struct PackedShape {
 PackedShape packed_shape(const PackedWeight& packed) noexcept;
 
 // Row `row` of the weight, decoded and rounded to the plan's activation type: out holds K elements.
-Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept;
+// A CUDA weight's row is written on `stream`, to the device's memory; without a stream it is there
+// when the call returns, and out may be in host memory. On a CPU `stream` has no effect.
+Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out,
+                  const Stream& stream = {}) noexcept;
 
 // Rows [row_begin, row_begin + row_count) of one part (0, or 1 for up) as the source held them, bit
-// for bit: the inverse of pack. The spans hold what quant_sizes gives for row_count rows. Errors:
-// codes that were not kept, since some blocks are stored as decoded floats (packed_info); a weight
-// that is not in this machine's memory.
+// for bit: the inverse of pack. The spans hold what quant_sizes gives for row_count rows; of a CUDA
+// weight they may be in host or device memory, and are written when the call returns. Errors: codes
+// that were not kept, since some blocks are stored as decoded floats (packed_info).
 Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
                    std::int64_t row_count, std::span<std::byte> codes, std::span<std::byte> scales,
                    std::span<std::byte> biases) noexcept;
@@ -82,6 +87,7 @@ Status quantized_linear(const Plan& plan, const PackedWeight& weight, const Matr
                         const Stream& stream, const LinearEpilogue& epilogue = {}) noexcept;
 
 // out[M, N] = silu(gate) * up element by element, with `match` roundings: the unfused second half.
+// out may be gate or up itself. Asynchronous on device streams, which take bf16 and f16.
 Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
                          const Stream& stream) noexcept;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "qmlp/attention.h"   // IWYU pragma: export
 #include "qmlp/checkpoint.h"  // IWYU pragma: export
 #include "qmlp/cpu.h"         // IWYU pragma: export
 #include "qmlp/model.h"       // IWYU pragma: export

@@ -7,6 +7,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_layer.h"
+#include "gpu.h"
 #include "ops.h"
 #include "small_ops.h"
 
@@ -15,6 +17,14 @@ using namespace nb::literals;
 
 namespace qmlp_mlx {
 namespace {
+
+namespace mx = mlx::core;
+
+// Where weights are packed: on the default device, if ops can run there.
+Place default_place() {
+  const Place place = mx::default_device();
+  return gpu::refusal().empty() ? place : Place(mx::Device::cpu);
+}
 
 PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
                      const std::vector<std::pair<int, int>>& formats, int activation) {
@@ -26,7 +36,8 @@ PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
     bits[i] = formats[i].first;
     group_sizes[i] = formats[i].second;
   }
-  return PackedWeight::make(std::move(sources), bits, group_sizes, mlx_dtype(activation));
+  return PackedWeight::make(std::move(sources), bits, group_sizes, mlx_dtype(activation),
+                            default_place());
 }
 
 }  // namespace
@@ -57,8 +68,8 @@ NB_MODULE(_mlx, m) {
            })
       .def("kernel_name",
            [](const PackedWeight& self, int activation, std::int64_t M) {
-             return std::string(
-                 qmlp_plan_kernel_name(self.packed(mlx_dtype(activation))->plan.get(), M));
+             return std::string(qmlp_plan_kernel_name(
+                 self.packed(mlx_dtype(activation), default_place())->plan.get(), M));
            })
       .def("part", &PackedWeight::part)
       .def("__deepcopy__", [](nb::object self, const nb::object&) { return self; });
@@ -68,6 +79,26 @@ NB_MODULE(_mlx, m) {
   m.def("array_id", [](const array& a) -> std::int64_t {
     return a.is_tracer() ? -1 : static_cast<std::int64_t>(a.id());
   });
+
+  // Whether a module's arrays are those that it was given.
+  m.def("is_current", [](nb::handle module, const std::vector<std::int64_t>& ids) {
+    static const char* const kNames[] = {"weight", "scales", "biases"};
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const nb::object held = module[kNames[i]];
+      const array& now = nb::cast<const array&>(held);
+      if (!now.is_tracer() && static_cast<std::int64_t>(now.id()) != ids[i]) return false;
+    }
+    return true;
+  });
+
+  // The device of the ops on the default device, as `supports` names it, and why it is not the
+  // default device if it is not.
+  m.def("device", [] { return name_of(default_place()); });
+  m.def("gpu_refusal", [] { return gpu::refusal(); });
+  m.def("gpu_mismatch", [] { return gpu::mismatch(); });
+
+  // Of an evaluated array on a GPU stream.
+  m.def("buffer_device", [](const array& a) { return gpu::device_of(a); });
 
   // Takes an array, to see that MLX's arrays are known here.
   m.def("probe", [](const array& a) { return static_cast<std::int64_t>(a.size()); });
@@ -86,4 +117,5 @@ NB_MODULE(_mlx, m) {
         "offset"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
   m.def("unpack", &unpack, "weight"_a, "ids"_a.none(), "stream"_a.none(),
         nb::call_guard<nb::gil_scoped_release>());
+  bind_layer(m);
 }

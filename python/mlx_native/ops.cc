@@ -16,10 +16,38 @@ std::vector<array> weight_arrays(const PackedWeightPtr& weight, const mx::Stream
   return unpack(weight, std::nullopt, s);
 }
 
+array decoded(const std::vector<array>& w, const PackedWeight& weight, mx::Dtype type,
+              const mx::Stream& s) {
+  if (weight.is_dense()) return mx::astype(w[0], type, s);
+  return mx::astype(mx::dequantize(w[0], w[1], w[2], weight.spec().group_size, weight.spec().bits,
+                                   "affine", std::nullopt, std::nullopt, s),
+                    type, s);
+}
+
+// No kernel of ours computes in f32 on GPUs. What the op would be without this module, then.
+bool left_to_mlx(mx::Dtype type, const mx::Stream& s) {
+  return s.device == mx::Device::gpu && type == mx::float32;
+}
+array linear_by_mlx(const array& x, const PackedWeightPtr& weight, const OptionalArray& linear_bias,
+                    const mx::Stream& s) {
+  const std::vector<array> w = weight_arrays(weight, s);
+  array y = weight->is_dense()
+                ? mx::matmul(x, mx::transpose(w[0], s), s)
+                : mx::quantized_matmul(x, w[0], w[1], w[2], /*transpose=*/true,
+                                       weight->spec().group_size, weight->spec().bits, "affine", s);
+  if (linear_bias) y = mx::add(y, *linear_bias, s);
+  return y;
+}
+
 // cotangent [..., N] times w [N, K], as quantized_matmul's own vjp.
 array times_weight(const array& cotangent, const PackedWeightPtr& weight, const mx::Stream& s) {
   const std::vector<array> w = weight_arrays(weight, s);
   if (weight->is_dense()) return mx::matmul(cotangent, w[0], s);
+  if (s.device == mx::Device::gpu) {
+    // MLX's product with a weight that is not transposed is compiled at its first use, which takes
+    // tens of seconds; for the many rows of a gradient the dense product is as fast.
+    return mx::matmul(cotangent, decoded(w, *weight, cotangent.dtype(), s), s);
+  }
   return mx::quantized_matmul(cotangent, w[0], w[1], w[2], /*transpose=*/false,
                               weight->spec().group_size, weight->spec().bits, "affine", s);
 }
@@ -40,11 +68,11 @@ array bias_beside(const array& bias, int axis, int ndim, const mx::Stream& s) {
 
 // ---- primitives ----
 
-class Linear : public CpuPrimitive {
+class Linear : public OpPrimitive {
  public:
   Linear(mx::Stream stream, PackedWeightPtr weight, PackedPtr packed, mx::Dtype type, bool bias,
          bool residual)
-      : CpuPrimitive(stream),
+      : OpPrimitive(stream),
         weight_(std::move(weight)),
         packed_(std::move(packed)),
         type_(type),
@@ -53,27 +81,23 @@ class Linear : public CpuPrimitive {
 
   const char* name() const override { return "QmlpQuantizedLinear"; }
 
-  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
-    array& out = outputs[0];
-    const std::size_t at = bias_ ? 2 : 1;
-    if (residual_ && inputs[at].is_donatable() && inputs[at].nbytes() == out.nbytes()) {
-      out.copy_shared_buffer(inputs[at]);
-    } else {
-      allocate(out);
-    }
+  void run(const std::vector<array>& inputs, array& out) override {
+    const array* const residual = residual_ ? &inputs[bias_ ? 2 : 1] : nullptr;
+    Run on(stream(), out, residual);
     if (out.size() == 0) return;
     const qmlp_dtype dtype = dtype_code(type_);
-    const qmlp_matrix x = matrix_of(inputs[0], weight_->K(), dtype);
-    const qmlp_mutable_matrix to = output_of(out, weight_->N(), dtype);
+    const qmlp_matrix x = on.matrix(inputs[0], weight_->K(), dtype);
+    const qmlp_mutable_matrix to = on.output(weight_->N(), dtype);
     qmlp_linear_epilogue epilogue = QMLP_LINEAR_EPILOGUE_INIT;
-    if (bias_) epilogue.linear_bias = inputs[1].data<char>();
-    if (residual_) epilogue.residual = matrix_of(inputs[at], weight_->N(), dtype);
-    dispatch(stream(), qmlp_plan_workspace_bytes(packed_->plan.get(), x.rows),
-             [packed = packed_, x, to, epilogue](const qmlp_workspace& workspace,
-                                                 const qmlp_stream& cpu) {
-               return qmlp_quantized_linear(packed->plan.get(), packed->weight.get(), &x, &to,
-                                            &workspace, &cpu, &epilogue);
-             });
+    if (bias_) epilogue.linear_bias = on.values(inputs[1]);
+    if (residual_) epilogue.residual = on.matrix(*residual, weight_->N(), dtype);
+    const Packed* const packed = packed_.get();
+    on.hand_over(
+        qmlp_plan_workspace_bytes(packed->plan.get(), x.rows), {packed_},
+        [packed, x, to, epilogue](const qmlp_workspace& workspace, const qmlp_stream& where) {
+          return qmlp_quantized_linear(packed->plan.get(), packed->weight.get(), &x, &to,
+                                       &workspace, &where, &epilogue);
+        });
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
@@ -133,11 +157,11 @@ class Linear : public CpuPrimitive {
   bool residual_;
 };
 
-class Swiglu : public CpuPrimitive {
+class Swiglu : public OpPrimitive {
  public:
   Swiglu(mx::Stream stream, PackedWeightPtr weight, PackedPtr packed, mx::Dtype type,
          bool gate_bias, bool up_bias)
-      : CpuPrimitive(stream),
+      : OpPrimitive(stream),
         weight_(std::move(weight)),
         packed_(std::move(packed)),
         type_(type),
@@ -146,22 +170,22 @@ class Swiglu : public CpuPrimitive {
 
   const char* name() const override { return "QmlpFusedSwiglu"; }
 
-  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
-    array& out = outputs[0];
-    allocate(out);
+  void run(const std::vector<array>& inputs, array& out) override {
+    Run on(stream(), out, nullptr);
     if (out.size() == 0) return;
     const qmlp_dtype dtype = dtype_code(type_);
-    const qmlp_matrix x = matrix_of(inputs[0], weight_->K(), dtype);
-    const qmlp_mutable_matrix to = output_of(out, weight_->N(), dtype);
+    const qmlp_matrix x = on.matrix(inputs[0], weight_->K(), dtype);
+    const qmlp_mutable_matrix to = on.output(weight_->N(), dtype);
     qmlp_swiglu_epilogue epilogue = QMLP_SWIGLU_EPILOGUE_INIT;
-    if (gate_bias_) epilogue.gate_bias = inputs[1].data<char>();
-    if (up_bias_) epilogue.up_bias = inputs[gate_bias_ ? 2 : 1].data<char>();
-    dispatch(stream(), qmlp_plan_workspace_bytes(packed_->plan.get(), x.rows),
-             [packed = packed_, x, to, epilogue](const qmlp_workspace& workspace,
-                                                 const qmlp_stream& cpu) {
-               return qmlp_fused_swiglu(packed->plan.get(), packed->weight.get(), &x, &to,
-                                        &workspace, &cpu, &epilogue);
-             });
+    if (gate_bias_) epilogue.gate_bias = on.values(inputs[1]);
+    if (up_bias_) epilogue.up_bias = on.values(inputs[gate_bias_ ? 2 : 1]);
+    const Packed* const packed = packed_.get();
+    on.hand_over(
+        qmlp_plan_workspace_bytes(packed->plan.get(), x.rows), {packed_},
+        [packed, x, to, epilogue](const qmlp_workspace& workspace, const qmlp_stream& where) {
+          return qmlp_fused_swiglu(packed->plan.get(), packed->weight.get(), &x, &to, &workspace,
+                                   &where, &epilogue);
+        });
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
@@ -261,7 +285,7 @@ class Swiglu : public CpuPrimitive {
   bool up_bias_;
 };
 
-class Mlp : public CpuPrimitive {
+class Mlp : public OpPrimitive {
  public:
   struct Parts {
     bool gate_bias, up_bias, down_bias, residual;
@@ -272,7 +296,7 @@ class Mlp : public CpuPrimitive {
   };
   Mlp(mx::Stream stream, PackedWeightPtr gate_up, PackedWeightPtr down, PackedPtr packed_gate_up,
       PackedPtr packed_down, mx::Dtype type, Parts parts)
-      : CpuPrimitive(stream),
+      : OpPrimitive(stream),
         gate_up_(std::move(gate_up)),
         down_(std::move(down)),
         packed_gate_up_(std::move(packed_gate_up)),
@@ -282,33 +306,29 @@ class Mlp : public CpuPrimitive {
 
   const char* name() const override { return "QmlpFusedMlp"; }
 
-  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
-    array& out = outputs[0];
+  void run(const std::vector<array>& inputs, array& out) override {
     const Inputs in = read(inputs);
-    if (in.residual != nullptr && in.residual->is_donatable() &&
-        in.residual->nbytes() == out.nbytes()) {
-      out.copy_shared_buffer(*in.residual);
-    } else {
-      allocate(out);
-    }
+    Run on(stream(), out, in.residual);
     if (out.size() == 0) return;
     const qmlp_dtype dtype = dtype_code(type_);
-    const qmlp_matrix x = matrix_of(inputs[0], gate_up_->K(), dtype);
-    const qmlp_mutable_matrix to = output_of(out, down_->N(), dtype);
+    const qmlp_matrix x = on.matrix(inputs[0], gate_up_->K(), dtype);
+    const qmlp_mutable_matrix to = on.output(down_->N(), dtype);
     qmlp_swiglu_epilogue first = QMLP_SWIGLU_EPILOGUE_INIT;
     qmlp_linear_epilogue second = QMLP_LINEAR_EPILOGUE_INIT;
-    if (in.gate_bias != nullptr) first.gate_bias = in.gate_bias->data<char>();
-    if (in.up_bias != nullptr) first.up_bias = in.up_bias->data<char>();
-    if (in.down_bias != nullptr) second.linear_bias = in.down_bias->data<char>();
-    if (in.residual != nullptr) second.residual = matrix_of(*in.residual, down_->N(), dtype);
-    dispatch(
-        stream(),
-        qmlp_mlp_workspace_bytes(packed_gate_up_->plan.get(), packed_down_->plan.get(), x.rows),
-        [gate_up = packed_gate_up_, down = packed_down_, x, to, first, second](
-            const qmlp_workspace& workspace, const qmlp_stream& cpu) {
-          return qmlp_fused_mlp(gate_up->plan.get(), gate_up->weight.get(), down->plan.get(),
-                                down->weight.get(), &x, &to, &workspace, &cpu, &first, &second);
-        });
+    if (in.gate_bias != nullptr) first.gate_bias = on.values(*in.gate_bias);
+    if (in.up_bias != nullptr) first.up_bias = on.values(*in.up_bias);
+    if (in.down_bias != nullptr) second.linear_bias = on.values(*in.down_bias);
+    if (in.residual != nullptr) second.residual = on.matrix(*in.residual, down_->N(), dtype);
+    const Packed* const gate_up = packed_gate_up_.get();
+    const Packed* const down = packed_down_.get();
+    on.hand_over(qmlp_mlp_workspace_bytes(gate_up->plan.get(), down->plan.get(), x.rows),
+                 {packed_gate_up_, packed_down_},
+                 [gate_up, down, x, to, first, second](const qmlp_workspace& workspace,
+                                                       const qmlp_stream& where) {
+                   return qmlp_fused_mlp(gate_up->plan.get(), gate_up->weight.get(),
+                                         down->plan.get(), down->weight.get(), &x, &to, &workspace,
+                                         &where, &first, &second);
+                 });
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
@@ -426,6 +446,12 @@ class Mlp : public CpuPrimitive {
 
 // ---- building ops ----
 
+// On CPU streams an operand is made contiguous by an op of its own; on GPU streams most are, which
+// shows when they are evaluated, and the rest are copied then.
+array laid_out(const array& a, const mx::Stream& s) {
+  return s.device == mx::Device::gpu ? a : mx::contiguous(a, false, s);
+}
+
 array checked_x(const char* op, const array& x, const PackedWeight& weight, mx::Dtype& type,
                 const mx::Stream& s) {
   if (!mx::issubdtype(x.dtype(), mx::floating)) {
@@ -437,7 +463,7 @@ array checked_x(const char* op, const array& x, const PackedWeight& weight, mx::
   }
   type = weight.compute_type(x.dtype());
   dtype_code(type);  // refuses float64
-  return mx::contiguous(mx::astype(x, type, s), false, s);
+  return laid_out(mx::astype(x, type, s), s);
 }
 
 // A bias as the op takes it; false when it is wider than the op's type.
@@ -449,7 +475,7 @@ array checked_bias(const char* op, const char* name, const array& bias, std::int
     refuse(std::string(op) + ": " + name + " is " + text_of(bias.shape()) + ", needs [" +
            std::to_string(N) + "]");
   }
-  return mx::contiguous(mx::astype(bias, type, s), false, s);
+  return laid_out(mx::astype(bias, type, s), s);
 }
 
 }  // namespace
@@ -458,10 +484,14 @@ array quantized_linear(const array& x, const PackedWeightPtr& weight,
                        const OptionalArray& linear_bias, const OptionalArray& residual,
                        StreamOrDevice where) {
   constexpr const char* kOp = "quantized_linear";
-  const mx::Stream s = mx::to_stream(where);
+  const mx::Stream s = stream_for(kOp, where);
   check_parts(kOp, weight, 1);
   mx::Dtype type = mx::float32;
   std::vector<array> inputs = {checked_x(kOp, x, *weight, type, s)};
+  if (left_to_mlx(type, s)) {
+    const array y = linear_by_mlx(inputs[0], weight, linear_bias, s);
+    return residual ? mx::add(*residual, y, s) : y;
+  }
   const mx::Shape shape = with_last(x.shape(), weight->N());
   const bool bias_inside = linear_bias && fits(type, *linear_bias);
   if (bias_inside) {
@@ -470,12 +500,12 @@ array quantized_linear(const array& x, const PackedWeightPtr& weight,
   const bool residual_inside = residual && (!linear_bias || bias_inside) && fits(type, *residual) &&
                                residual->shape() == shape;
   if (residual_inside) {
-    inputs.push_back(mx::contiguous(mx::astype(*residual, type, s), false, s));
+    inputs.push_back(laid_out(mx::astype(*residual, type, s), s));
   }
-  array y(
-      shape, type,
-      std::make_shared<Linear>(s, weight, weight->packed(type), type, bias_inside, residual_inside),
-      std::move(inputs));
+  array y(shape, type,
+          std::make_shared<Linear>(s, weight, weight->packed(type, place_of(s)), type, bias_inside,
+                                   residual_inside),
+          std::move(inputs));
   if (linear_bias && !bias_inside) y = mx::add(y, *linear_bias, s);
   if (residual && !residual_inside) y = mx::add(*residual, y, s);
   return y;
@@ -484,16 +514,21 @@ array quantized_linear(const array& x, const PackedWeightPtr& weight,
 array fused_swiglu(const array& x, const PackedWeightPtr& gate_up, const OptionalArray& gate_bias,
                    const OptionalArray& up_bias, StreamOrDevice where) {
   constexpr const char* kOp = "fused_swiglu";
-  const mx::Stream s = mx::to_stream(where);
+  const mx::Stream s = stream_for(kOp, where);
   check_parts(kOp, gate_up, 2);
   mx::Dtype type = mx::float32;
   std::vector<array> inputs = {checked_x(kOp, x, *gate_up, type, s)};
+  if (left_to_mlx(type, s)) {
+    const array g = linear_by_mlx(inputs[0], gate_up->part(0), gate_bias, s);
+    const array u = linear_by_mlx(inputs[0], gate_up->part(1), up_bias, s);
+    return mx::multiply(mx::multiply(g, mx::sigmoid(g, s), s), u, s);
+  }
   if (gate_bias) {
     inputs.push_back(checked_bias(kOp, "gate_bias", *gate_bias, gate_up->N(), type, s));
   }
   if (up_bias) inputs.push_back(checked_bias(kOp, "up_bias", *up_bias, gate_up->N(), type, s));
   return array(with_last(x.shape(), gate_up->N()), type,
-               std::make_shared<Swiglu>(s, gate_up, gate_up->packed(type), type,
+               std::make_shared<Swiglu>(s, gate_up, gate_up->packed(type, place_of(s)), type,
                                         gate_bias.has_value(), up_bias.has_value()),
                std::move(inputs));
 }
@@ -503,7 +538,7 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
                 const OptionalArray& down_bias, const OptionalArray& residual,
                 StreamOrDevice where) {
   constexpr const char* kOp = "fused_mlp";
-  const mx::Stream s = mx::to_stream(where);
+  const mx::Stream s = stream_for(kOp, where);
   check_parts(kOp, gate_up, 2);
   check_parts(kOp, down, 1);
   if (down->K() != gate_up->N()) {
@@ -514,8 +549,9 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
   std::vector<array> inputs = {checked_x(kOp, x, *gate_up, type, s)};
   const mx::Shape shape = with_last(x.shape(), down->N());
   // One op only where nothing is promoted on the way.
-  const bool one = down->compute_type(type) == type && (!gate_bias || fits(type, *gate_bias)) &&
-                   (!up_bias || fits(type, *up_bias)) && (!down_bias || fits(type, *down_bias)) &&
+  const bool one = !left_to_mlx(type, s) && down->compute_type(type) == type &&
+                   (!gate_bias || fits(type, *gate_bias)) && (!up_bias || fits(type, *up_bias)) &&
+                   (!down_bias || fits(type, *down_bias)) &&
                    (!residual || (fits(type, *residual) && residual->shape() == shape));
   if (!one) {
     const array hidden = fused_swiglu(x, gate_up, gate_bias, up_bias, s);
@@ -528,13 +564,13 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
   if (down_bias) {
     inputs.push_back(checked_bias(kOp, "down_bias", *down_bias, down->N(), type, s));
   }
-  if (residual) inputs.push_back(mx::contiguous(mx::astype(*residual, type, s), false, s));
-  return array(
-      shape, type,
-      std::make_shared<Mlp>(s, gate_up, down, gate_up->packed(type), down->packed(type), type,
-                            Mlp::Parts{gate_bias.has_value(), up_bias.has_value(),
-                                       down_bias.has_value(), residual.has_value()}),
-      std::move(inputs));
+  if (residual) inputs.push_back(laid_out(mx::astype(*residual, type, s), s));
+  return array(shape, type,
+               std::make_shared<Mlp>(s, gate_up, down, gate_up->packed(type, place_of(s)),
+                                     down->packed(type, place_of(s)), type,
+                                     Mlp::Parts{gate_bias.has_value(), up_bias.has_value(),
+                                                down_bias.has_value(), residual.has_value()}),
+               std::move(inputs));
 }
 
 }  // namespace qmlp_mlx

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gpu.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -58,13 +60,84 @@ void dispatch(const mx::Stream& stream, std::size_t workspace_bytes, Call call) 
   });
 }
 
+// The stream of an op; throws when it is a GPU's and ops cannot run there.
+inline mx::Stream stream_for(const char* op, const mx::StreamOrDevice& where) {
+  const mx::Stream s = mx::to_stream(where);
+  if (s.device == mx::Device::gpu && !gpu::refusal().empty()) {
+    throw std::runtime_error(std::string(op) + ": " + gpu::refusal() +
+                             "; give stream=mx.cpu or mx.set_default_device(mx.cpu)");
+  }
+  return s;
+}
+
+// One evaluation of an op: its operands where they lie, on either device, and the handing over of
+// its call.
+class Run {
+ public:
+  // `donor`: an input whose memory the output takes over if nobody else needs it; or null.
+  Run(const mx::Stream& stream, array& out, const array* donor)
+      : stream_(stream), gpu_(stream.device == mx::Device::gpu), out_(out) {
+    if (donor != nullptr && donor->is_donatable() && donor->nbytes() == out.nbytes() &&
+        donor->flags().row_contiguous) {
+      out.copy_shared_buffer(*donor);
+    } else if (gpu_) {
+      gpu::allocate(out);
+    } else {
+      allocate(out);
+    }
+    if (gpu_ && out.size() != 0) recording_.emplace(out);
+  }
+
+  qmlp_matrix matrix(const array& a, std::int64_t cols, qmlp_dtype dtype) {
+    return gpu_ ? recording_->matrix(a, cols, dtype) : matrix_of(a, cols, dtype);
+  }
+  const void* values(const array& a) {
+    return gpu_ ? recording_->values(a) : static_cast<const void*>(a.data<char>());
+  }
+  qmlp_mutable_matrix output(std::int64_t cols, qmlp_dtype dtype) {
+    if (!gpu_) return output_of(out_, cols, dtype);
+    return {gpu::pointer(out_), static_cast<std::int64_t>(out_.size()) / cols, cols, cols, dtype};
+  }
+  // `call(workspace, stream)` is of the C interface; `weights` is what it reads.
+  template <class Call>
+  void hand_over(std::size_t workspace_bytes, std::vector<PackedPtr> weights, Call call) {
+    if (gpu_) {
+      recording_->record(workspace_bytes, std::move(weights), call);
+    } else {
+      dispatch(stream_, workspace_bytes,
+               [weights = std::move(weights), call = std::move(call)](
+                   const qmlp_workspace& workspace, const qmlp_stream& cpu) {
+                 return call(workspace, cpu);
+               });
+    }
+  }
+
+ private:
+  const mx::Stream& stream_;
+  bool gpu_;
+  array& out_;
+  std::optional<gpu::Recording> recording_;
+};
+
+// A primitive with one way of running on both devices.
+class OpPrimitive : public mx::Primitive {
+ public:
+  using mx::Primitive::Primitive;
+  virtual void run(const std::vector<array>& inputs, array& out) = 0;
+  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    run(inputs, outputs[0]);
+  }
+  void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    run(inputs, outputs[0]);
+  }
+};
+
+// A primitive that is built for CPU streams alone.
 class CpuPrimitive : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
   void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
-    throw std::runtime_error(std::string(name()) +
-                             ": this build of qmlp.mlx runs on the CPU; give stream=mx.cpu or "
-                             "mx.set_default_device(mx.cpu)");
+    throw std::runtime_error(std::string(name()) + ": runs on CPU streams");
   }
 };
 

@@ -1,14 +1,44 @@
 #include "small_ops.h"
 
-#include <cmath>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "primitive.h"
+#include "small_rows.h"
 
 namespace qmlp_mlx {
+
+std::shared_ptr<const Angles> angles_of(const float* frequencies, std::size_t half, float scale,
+                                        int offset, std::int64_t T) {
+  static std::mutex mutex;
+  static std::shared_ptr<const Angles> last;
+  const std::vector<float> wanted(frequencies, frequencies + half);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (last != nullptr && last->offset == offset && last->T == T && last->scale == scale &&
+        last->frequencies == wanted) {
+      return last;
+    }
+  }
+  auto made = std::make_shared<Angles>();
+  made->frequencies = wanted;
+  made->scale = scale;
+  made->offset = offset;
+  made->T = T;
+  for (std::int64_t t = 0; t < T; ++t) {
+    const float position = (static_cast<float>(t) + static_cast<float>(offset)) * scale;
+    for (const float frequency : wanted) {
+      made->cos.push_back(std::cos(position * frequency));
+      made->sin.push_back(std::sin(position * frequency));
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  last = made;
+  return made;
+}
+
 namespace {
 
 using Function = std::function<std::vector<array>(const std::vector<array>&)>;
@@ -49,27 +79,6 @@ class MlxTwin : public CpuPrimitive {
   }
 };
 
-// Calls body<T>() for the three types.
-template <class Body>
-void for_type(mx::Dtype type, Body body) {
-  if (type == mx::float32) {
-    body(float{});
-  } else if (type == mx::float16) {
-    body(mx::float16_t{});
-  } else {
-    body(mx::bfloat16_t{});
-  }
-}
-
-template <class T>
-T rounded(float value) {
-  return static_cast<T>(value);
-}
-template <class T>
-float wide(T value) {
-  return static_cast<float>(value);
-}
-
 class RmsNorm : public MlxTwin {
  public:
   RmsNorm(mx::Stream stream, float eps) : MlxTwin(stream), eps_(eps) {}
@@ -92,72 +101,14 @@ class RmsNorm : public MlxTwin {
       const T* x = inputs[0].data<T>();
       const T* w = inputs[1].data<T>();
       T* y = out.data<T>();
-      mx::cpu::get_command_encoder(stream()).dispatch([x, w, y, rows, width, eps = eps_] {
-        for (std::int64_t row = 0; row < rows; ++row) {
-          const T* from = x + row * width;
-          T* to = y + row * width;
-          // Eight chains: a fixed order that does not depend on the number of rows.
-          float sums[8] = {};
-          std::int64_t i = 0;
-          for (; i + 8 <= width; i += 8) {
-            for (int lane = 0; lane < 8; ++lane) {
-              const float v = wide(from[i + lane]);
-              sums[lane] += v * v;
-            }
-          }
-          for (; i < width; ++i) sums[0] += wide(from[i]) * wide(from[i]);
-          const float sum = ((sums[0] + sums[4]) + (sums[1] + sums[5])) +
-                            ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-          const float r = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
-          for (i = 0; i < width; ++i) {
-            to[i] = rounded<T>(wide(rounded<T>(wide(from[i]) * r)) * wide(w[i]));
-          }
-        }
-      });
+      mx::cpu::get_command_encoder(stream()).dispatch(
+          [x, w, y, rows, width, eps = eps_] { rms_rows(x, w, y, rows, width, eps); });
     });
   }
 
  private:
   float eps_;
 };
-
-// cos and sin of every position of a pass: the same for all layers, so the last one is kept.
-struct Angles {
-  std::vector<float> frequencies;
-  float scale = 0.0f;
-  int offset = -1;
-  std::int64_t T = 0;
-  std::vector<float> cos, sin;  // [T, dims / 2]
-};
-
-std::shared_ptr<const Angles> angles_of(const float* frequencies, std::size_t half, float scale,
-                                        int offset, std::int64_t T) {
-  static std::mutex mutex;
-  static std::shared_ptr<const Angles> last;
-  const std::vector<float> wanted(frequencies, frequencies + half);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (last != nullptr && last->offset == offset && last->T == T && last->scale == scale &&
-        last->frequencies == wanted) {
-      return last;
-    }
-  }
-  auto made = std::make_shared<Angles>();
-  made->frequencies = wanted;
-  made->scale = scale;
-  made->offset = offset;
-  made->T = T;
-  for (std::int64_t t = 0; t < T; ++t) {
-    const float position = (static_cast<float>(t) + static_cast<float>(offset)) * scale;
-    for (const float frequency : wanted) {
-      made->cos.push_back(std::cos(position * frequency));
-      made->sin.push_back(std::sin(position * frequency));
-    }
-  }
-  const std::lock_guard<std::mutex> lock(mutex);
-  last = made;
-  return made;
-}
 
 class Rope : public MlxTwin {
  public:
@@ -216,15 +167,7 @@ class Rope : public MlxTwin {
           const T* from = x + b * p.stride_b + h * p.stride_h + t * p.stride_t;
           const float* cos = angles.cos.data() + t * p.half;
           const float* sin = angles.sin.data() + t * p.half;
-          for (int i = 0; i < p.half; ++i) {
-            const std::int64_t first = p.traditional ? 2 * i : i;
-            const std::int64_t second = p.traditional ? 2 * i + 1 : i + p.half;
-            const float a = wide(from[first * p.stride_d]);
-            const float c = wide(from[second * p.stride_d]);
-            const float co = wide(rounded<T>(cos[i])), si = wide(rounded<T>(sin[i]));
-            y[first] = rounded<T>(wide(rounded<T>(a * co)) - wide(rounded<T>(c * si)));
-            y[second] = rounded<T>(wide(rounded<T>(a * si)) + wide(rounded<T>(c * co)));
-          }
+          rotate_head(from, p.stride_d, y, cos, sin, p.half, p.traditional);
           for (std::int64_t d = 2 * p.half; d < p.D; ++d) y[d] = from[d * p.stride_d];
         }
       }

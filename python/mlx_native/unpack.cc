@@ -5,46 +5,40 @@
 namespace qmlp_mlx {
 namespace {
 
-class Unpack : public CpuPrimitive {
+class Unpack : public mx::Primitive {
  public:
   Unpack(mx::Stream stream, PackedWeightPtr weight, bool by_ids)
-      : CpuPrimitive(stream), weight_(std::move(weight)), by_ids_(by_ids) {}
+      : mx::Primitive(stream), weight_(std::move(weight)), by_ids_(by_ids) {}
 
   const char* name() const override { return "QmlpUnpack"; }
 
   void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
     for (array& out : outputs) allocate(out);
     if (outputs[0].size() == 0) return;
-    const bool dense = weight_->is_dense();
-    char* data[3] = {};
-    std::size_t row[3] = {};  // bytes
-    const std::size_t rows = by_ids_ ? inputs[0].size() : static_cast<std::size_t>(weight_->N());
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      data[i] = outputs[i].data<char>();
-      row[i] = outputs[i].nbytes() / rows;
-    }
+    const Rows rows = rows_of(outputs, inputs, [](array& a) { return a.data<char>(); });
     const std::int32_t* ids = by_ids_ ? inputs[0].data<std::int32_t>() : nullptr;
-    mx::cpu::get_command_encoder(stream()).dispatch([weight = weight_, dense, ids, rows,
-                                                     d0 = data[0], d1 = data[1], d2 = data[2],
-                                                     r0 = row[0], r1 = row[1]] {
-      const std::int64_t N = weight->N();
-      if (ids == nullptr) {
-        weight->unpack_rows(0, N, d0, dense ? nullptr : d1, dense ? nullptr : d2);
-        return;
-      }
-      for (std::size_t i = 0; i < rows; ++i) {
-        std::int64_t id = ids[i] < 0 ? ids[i] + N : ids[i];
-        // Past the end, MLX reads whatever is there; zeros are kinder.
-        if (id < 0 || id >= N) {
-          std::memset(d0 + i * r0, 0, r0);
-          if (!dense) std::memset(d1 + i * r1, 0, r1);
-          if (!dense) std::memset(d2 + i * r1, 0, r1);
-          continue;
-        }
-        weight->unpack_rows(id, 1, d0 + i * r0, dense ? nullptr : d1 + i * r1,
-                            dense ? nullptr : d2 + i * r1);
-      }
-    });
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [weight = weight_, rows, ids] { unpack_into(*weight, rows, ids); });
+  }
+
+  // At once, with the stream waited for: the packed form is read by no kernel of MLX's graph.
+  void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    const std::vector<array> kept = weight_->kept_arrays();
+    if (!by_ids_ && !kept.empty()) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(kept[i]);
+      return;
+    }
+    // Rows that ids name are put together on the host; both sides see that memory.
+    for (array& out : outputs) by_ids_ ? allocate(out) : gpu::allocate(out);
+    if (outputs[0].size() == 0) return;
+    gpu::synchronize(stream());
+    if (!by_ids_) {
+      const Rows rows = rows_of(outputs, inputs, [](array& a) { return gpu::pointer(a); });
+      unpack_into(*weight_, rows, nullptr);
+      return;
+    }
+    const Rows rows = rows_of(outputs, inputs, [](array& a) { return a.data<char>(); });
+    unpack_into(*weight_, rows, inputs[0].data<std::int32_t>());
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
@@ -82,6 +76,43 @@ class Unpack : public CpuPrimitive {
   }
 
  private:
+  struct Rows {
+    char* data[3];
+    std::size_t bytes[3];  // of one row
+    std::size_t count;
+    bool dense;
+  };
+  template <class Address>
+  Rows rows_of(std::vector<array>& outputs, const std::vector<array>& inputs,
+               Address address) const {
+    Rows rows = {};
+    rows.count = by_ids_ ? inputs[0].size() : static_cast<std::size_t>(weight_->N());
+    rows.dense = weight_->is_dense();
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      rows.data[i] = static_cast<char*>(address(outputs[i]));
+      rows.bytes[i] = outputs[i].nbytes() / rows.count;
+    }
+    return rows;
+  }
+  static void unpack_into(const PackedWeight& weight, const Rows& rows, const std::int32_t* ids) {
+    const std::int64_t N = weight.N();
+    if (ids == nullptr) {
+      weight.unpack_rows(0, N, rows.data[0], rows.data[1], rows.data[2]);
+      return;
+    }
+    for (std::size_t i = 0; i < rows.count; ++i) {
+      const std::int64_t id = ids[i] < 0 ? ids[i] + N : ids[i];
+      char* to[3] = {};
+      for (int j = 0; j < (rows.dense ? 1 : 3); ++j) to[j] = rows.data[j] + i * rows.bytes[j];
+      if (id >= 0 && id < N) {
+        weight.unpack_rows(id, 1, to[0], to[1], to[2]);
+        continue;
+      }
+      // Past the end, MLX reads whatever is there; zeros are kinder.
+      for (int j = 0; j < (rows.dense ? 1 : 3); ++j) std::memset(to[j], 0, rows.bytes[j]);
+    }
+  }
+
   PackedWeightPtr weight_;
   bool by_ids_;
 };
@@ -90,7 +121,7 @@ class Unpack : public CpuPrimitive {
 
 std::vector<array> unpack(const PackedWeightPtr& weight, const OptionalArray& ids,
                           StreamOrDevice where) {
-  const mx::Stream s = mx::to_stream(where);
+  const mx::Stream s = stream_for("unpack", where);
   check_parts("unpack", weight, 1);
   std::vector<array> inputs;
   if (ids) {

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "gpu.h"
 #include "mlx/mlx.h"
 
 namespace qmlp_mlx {
@@ -19,14 +20,17 @@ constexpr std::int64_t kAnyM = std::int64_t{1} << 31;
 const qmlp_python::Runtime* the_runtime = nullptr;
 
 qmlp_tensor view_of(const Source& source, std::int64_t N, std::int64_t K,
-                    const qmlp_quant_spec& spec) {
+                    const qmlp_quant_spec& spec, Place place) {
+  const auto address = [&](const mx::array& a) -> const void* {
+    return place == mx::Device::gpu ? gpu::pointer(a) : a.data<char>();
+  };
   qmlp_tensor view = {};
-  view.codes = source.codes.data<char>();
+  view.codes = address(source.codes);
   view.codes_bytes = source.codes.nbytes();
   if (!source.scales_biases.empty()) {
-    view.scales = source.scales_biases[0].data<char>();
+    view.scales = address(source.scales_biases[0]);
     view.scales_bytes = source.scales_biases[0].nbytes();
-    view.biases = source.scales_biases[1].data<char>();
+    view.biases = address(source.scales_biases[1]);
     view.biases_bytes = source.scales_biases[1].nbytes();
   }
   view.N = N;
@@ -72,6 +76,9 @@ std::string name_of(mx::Dtype dtype) {
   text << dtype;
   return text.str();
 }
+std::string name_of(Place place) {
+  return place == mx::Device::gpu ? "cuda:" + std::to_string(place.index) : "cpu";
+}
 mx::Dtype mlx_dtype(qmlp_dtype dtype) {
   switch (dtype) {
     case QMLP_F16:
@@ -84,7 +91,7 @@ mx::Dtype mlx_dtype(qmlp_dtype dtype) {
 }
 
 PackedWeightPtr PackedWeight::make(std::vector<Source> sources, int bits[2], int group_sizes[2],
-                                   mx::Dtype activation) {
+                                   mx::Dtype activation, Place place) {
   PackedWeightPtr made(new PackedWeight);
   std::vector<mx::array> wanted;
   for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -131,17 +138,17 @@ PackedWeightPtr PackedWeight::make(std::vector<Source> sources, int bits[2], int
     made->N_ = N;
     made->K_ = K;
     made->specs_.push_back(spec);
-    source.codes = mx::contiguous(source.codes, false, mx::Device::cpu);
+    source.codes = mx::contiguous(source.codes, false, place);
     wanted.push_back(source.codes);
     for (mx::array& part : source.scales_biases) {
-      part = mx::contiguous(part, false, mx::Device::cpu);
+      part = mx::contiguous(part, false, place);
       wanted.push_back(part);
     }
   }
   mx::eval(wanted);
   wanted.clear();
   made->kept_ = std::move(sources);
-  made->packed(activation);
+  made->packed(activation, place);
   return made;
 }
 
@@ -157,7 +164,7 @@ std::size_t PackedWeight::nbytes() const {
   if (whole_ != nullptr) return 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::size_t bytes = 0;
-  for (const auto& entry : packed_) bytes += qmlp_weight_bytes(entry.second->weight.get());
+  for (const Form& form : packed_) bytes += qmlp_weight_bytes(form.packed->weight.get());
   for (const Source& source : kept_) {
     bytes += source.codes.nbytes();
     for (const mx::array& part : source.scales_biases) bytes += part.nbytes();
@@ -165,29 +172,30 @@ std::size_t PackedWeight::nbytes() const {
   return bytes;
 }
 
-PackedPtr PackedWeight::packed(mx::Dtype activation) const {
+PackedPtr PackedWeight::packed(mx::Dtype activation, Place place) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (whole_ != nullptr) {
     // A part follows its whole.
-    PackedPtr from = whole_->packed(activation);
+    PackedPtr from = whole_->packed(activation, place);
     if (part_of_ != from) {
-      packed_.assign(1, {activation, pack_part(from, activation)});
+      packed_.assign(1, {activation, place, pack_part(from, activation, place)});
       part_of_ = std::move(from);
     }
-    return packed_.front().second;
+    return packed_.front().packed;
   }
-  for (const auto& entry : packed_) {
-    if (entry.first == activation) return entry.second;
+  for (const Form& form : packed_) {
+    if (form.activation == activation && form.place == place) return form.packed;
   }
-  PackedPtr made = pack(activation);
+  PackedPtr made = pack(activation, place);
   // One form at a time: a model computes in one type, and its weights should not be there twice.
   packed_.clear();
-  packed_.emplace_back(activation, made);
+  packed_.push_back({activation, place, made});
   if (qmlp_weight_exact_blocks(made->weight.get()) == 0) kept_.clear();
   return made;
 }
 
-std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation) const {
+std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation, Place place) const {
+  const std::string device = name_of(place);
   const qmlp_dtype code = dtype_code(activation);
   qmlp_plan* plan = nullptr;
   if (specs_.size() == 1) {
@@ -197,7 +205,7 @@ std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation) const {
     problem.K = K_;
     problem.weight = specs_[0];
     problem.activation = code;
-    check(qmlp_plan_linear(&problem, "cpu", nullptr, &plan));
+    check(qmlp_plan_linear(&problem, device.c_str(), nullptr, &plan));
   } else {
     qmlp_swiglu_problem problem = QMLP_SWIGLU_PROBLEM_INIT;
     problem.M_max = kAnyM;
@@ -206,24 +214,24 @@ std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation) const {
     problem.gate = specs_[0];
     problem.up = specs_[1];
     problem.activation = code;
-    check(qmlp_plan_swiglu(&problem, "cpu", nullptr, &plan));
+    check(qmlp_plan_swiglu(&problem, device.c_str(), nullptr, &plan));
   }
   return std::shared_ptr<qmlp_plan>(plan, qmlp_plan_free);
 }
 
-PackedPtr PackedWeight::pack_part(const PackedPtr& from, mx::Dtype activation) const {
+PackedPtr PackedWeight::pack_part(const PackedPtr& from, mx::Dtype activation, Place place) const {
   qmlp_weight* weight = nullptr;
   check(qmlp_weight_part(from->weight.get(), index_, &weight));
   auto made = std::make_shared<Packed>();
   made->weight = std::shared_ptr<qmlp_weight>(weight, qmlp_weight_free);
-  made->plan = make_plan(activation);
+  made->plan = make_plan(activation, place);
   return made;
 }
 
 // The lock is held.
-PackedPtr PackedWeight::pack(mx::Dtype activation) const {
+PackedPtr PackedWeight::pack(mx::Dtype activation, Place place) const {
   auto made = std::make_shared<Packed>();
-  made->plan = make_plan(activation);
+  made->plan = make_plan(activation, place);
   const qmlp_plan* plan = made->plan.get();
   qmlp_weight* weight = nullptr;
 
@@ -231,7 +239,7 @@ PackedPtr PackedWeight::pack(mx::Dtype activation) const {
   std::vector<qmlp_tensor> views;
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (!kept_.empty()) {
-      views.push_back(view_of(kept_[i], N_, K_, specs_[i]));
+      views.push_back(view_of(kept_[i], N_, K_, specs_[i], place));
       continue;
     }
     qmlp_tensor view = {};
@@ -240,7 +248,7 @@ PackedPtr PackedWeight::pack(mx::Dtype activation) const {
     const std::size_t sizes[] = {codes_bytes, scales_bytes, scales_bytes};
     char* data[3] = {};
     for (int j = 0; j < 3; ++j) data[j] = buffers.emplace_back(sizes[j]).data();
-    check(qmlp_weight_unpack_rows(packed_.front().second->weight.get(), static_cast<int>(i), 0, N_,
+    check(qmlp_weight_unpack_rows(packed_.front().packed->weight.get(), static_cast<int>(i), 0, N_,
                                   data[0], data[1], data[2]));
     view.codes = data[0];
     view.codes_bytes = codes_bytes;
@@ -252,13 +260,22 @@ PackedPtr PackedWeight::pack(mx::Dtype activation) const {
     view.spec = specs_[i];
     views.push_back(view);
   }
-  const qmlp_python::PoolHold pool(runtime());
-  if (pool.pool() == nullptr) throw_last_error(QMLP_DEVICE);
-  const qmlp_stream stream = {QMLP_CPU, 0, pool.pool()};
-  if (views.size() == 1) {
-    check(qmlp_pack_linear(plan, &views[0], &stream, &weight));
+  const auto pack_on = [&](const qmlp_stream& stream) {
+    return views.size() == 1 ? qmlp_pack_linear(plan, &views[0], &stream, &weight)
+                             : qmlp_pack_swiglu(plan, &views[0], &views[1], &stream, &weight);
+  };
+  if (place == mx::Device::gpu) {
+    const qmlp_stream stream = {QMLP_CUDA, place.index, nullptr};
+    qmlp_status status = pack_on(stream);
+    if (status == QMLP_OUT_OF_MEMORY) {
+      mx::clear_cache();  // MLX keeps what it frees
+      status = pack_on(stream);
+    }
+    check(status);
   } else {
-    check(qmlp_pack_swiglu(plan, &views[0], &views[1], &stream, &weight));
+    const qmlp_python::PoolHold pool(runtime());
+    if (pool.pool() == nullptr) throw_last_error(QMLP_DEVICE);
+    check(pack_on({QMLP_CPU, 0, pool.pool()}));
   }
   made->weight = std::shared_ptr<qmlp_weight>(weight, qmlp_weight_free);
   return made;
@@ -287,7 +304,7 @@ void PackedWeight::unpack_rows(std::int64_t row_begin, std::int64_t row_count, v
   {
     const std::lock_guard<std::mutex> lock(owner.mutex_);
     kept = owner.kept_;
-    from = owner.packed_.front().second;
+    from = owner.packed_.front().packed;
   }
   if (kept.empty()) {
     check(qmlp_weight_unpack_rows(from->weight.get(), index_, row_begin, row_count, codes, scales,
@@ -304,6 +321,16 @@ void PackedWeight::unpack_rows(std::int64_t row_begin, std::int64_t row_count, v
   if (source.scales_biases.empty()) return;
   copy(source.scales_biases[0], scales);
   copy(source.scales_biases[1], biases);
+}
+
+std::vector<mx::array> PackedWeight::kept_arrays() const {
+  const PackedWeight& owner = whole_ == nullptr ? *this : *whole_;
+  const std::lock_guard<std::mutex> lock(owner.mutex_);
+  if (owner.kept_.empty()) return {};
+  const Source& source = owner.kept_[static_cast<std::size_t>(index_)];
+  std::vector<mx::array> arrays = {source.codes};
+  arrays.insert(arrays.end(), source.scales_biases.begin(), source.scales_biases.end());
+  return arrays;
 }
 
 }  // namespace qmlp_mlx

@@ -8,6 +8,7 @@
 
 #include "../native/runtime.h"
 #include "mlx/array.h"
+#include "mlx/stream.h"
 #include "qmlp/c_api.h"
 
 namespace qmlp_mlx {
@@ -21,9 +22,14 @@ void check(qmlp_status status);
 
 qmlp_dtype dtype_code(mlx::core::Dtype dtype);  // throws std::invalid_argument for another type
 std::string name_of(mlx::core::Dtype dtype);    // "bfloat16"
+std::string name_of(mlx::core::Device device);  // "cpu", "cuda:0"
 mlx::core::Dtype mlx_dtype(qmlp_dtype dtype);
 
-// A plan and the weight it packed, for one activation type.
+// Where an op runs and its weights lie: the CPU, or a GPU of MLX's.
+using Place = mlx::core::Device;
+inline Place place_of(const mlx::core::Stream& s) { return s.device; }
+
+// A plan and the weight it packed, for one activation type and place.
 struct Packed {
   std::shared_ptr<qmlp_plan> plan;
   std::shared_ptr<qmlp_weight> weight;
@@ -36,14 +42,16 @@ struct Source {
   std::vector<mlx::core::array> scales_biases;  // empty or two
 };
 
-// Weights for an op, packed for the activation type that they meet, and again if that changes. The
-// packed form holds the source's own bits, so the arrays it came from need not be kept.
+// Weights for an op, packed for the activation type and the place that they meet, and again if that
+// changes. The packed form holds the source's own bits, so the arrays it came from need not be
+// kept.
 class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
  public:
-  // Evaluates the sources and packs them for `activation`. One source is a linear layer, two are
-  // gate and up.
+  // Evaluates the sources and packs them for `activation` at `place`. One source is a linear layer,
+  // two are gate and up.
   static std::shared_ptr<PackedWeight> make(std::vector<Source> sources, int bits[2],
-                                            int group_sizes[2], mlx::core::Dtype activation);
+                                            int group_sizes[2], mlx::core::Dtype activation,
+                                            Place place);
 
   std::int64_t N() const { return N_; }
   std::int64_t K() const { return K_; }
@@ -54,18 +62,26 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
   mlx::core::Dtype compute_type(mlx::core::Dtype x) const;
   std::size_t nbytes() const;  // of all packed forms and kept arrays
 
-  PackedPtr packed(mlx::core::Dtype activation) const;
+  PackedPtr packed(mlx::core::Dtype activation, Place place) const;
   // Half of gate and up as a linear weight that shares the memory.
   std::shared_ptr<PackedWeight> part(int index);
-  // Rows as MLX holds them: into buffers of exactly the right size.
+  // Rows as MLX holds them: into buffers of exactly the right size, in host memory or in that of
+  // the GPU where the weight lies.
   void unpack_rows(std::int64_t row_begin, std::int64_t row_count, void* codes, void* scales,
                    void* biases) const;
+  // The source arrays, where they had to be kept.
+  std::vector<mlx::core::array> kept_arrays() const;
 
  private:
   PackedWeight() = default;
-  std::shared_ptr<qmlp_plan> make_plan(mlx::core::Dtype activation) const;
-  PackedPtr pack(mlx::core::Dtype activation) const;
-  PackedPtr pack_part(const PackedPtr& from, mlx::core::Dtype activation) const;
+  struct Form {
+    mlx::core::Dtype activation;
+    Place place;
+    PackedPtr packed;
+  };
+  std::shared_ptr<qmlp_plan> make_plan(mlx::core::Dtype activation, Place place) const;
+  PackedPtr pack(mlx::core::Dtype activation, Place place) const;
+  PackedPtr pack_part(const PackedPtr& from, mlx::core::Dtype activation, Place place) const;
 
   std::int64_t N_ = 0;
   std::int64_t K_ = 0;
@@ -75,7 +91,7 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
 
   mutable std::mutex mutex_;
   mutable PackedPtr part_of_;  // the whole's form that packed_ is a part of
-  mutable std::vector<std::pair<mlx::core::Dtype, PackedPtr>> packed_;
+  mutable std::vector<Form> packed_;
   // Kept only while no packed form can give the source's bits back.
   mutable std::vector<Source> kept_;
 };

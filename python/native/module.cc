@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "handles.h"
 #include "qmlp/c_api.h"
 #include "runtime.h"
 
@@ -32,29 +33,6 @@ class NeedsCopy : public std::exception {
  public:
   const char* what() const noexcept override { return "strides do not make a matrix"; }
 };
-
-[[noreturn]] void refuse(std::string message) {
-  throw CallError{QMLP_INVALID_ARGUMENT, std::move(message)};
-}
-
-struct PlanDeleter {
-  void operator()(qmlp_plan* plan) const noexcept { qmlp_plan_free(plan); }
-};
-struct WeightDeleter {
-  void operator()(qmlp_weight* weight) const noexcept { qmlp_weight_free(weight); }
-};
-struct PlanHandle {
-  std::unique_ptr<qmlp_plan, PlanDeleter> plan;
-};
-struct WeightHandle {
-  std::unique_ptr<qmlp_weight, WeightDeleter> weight;
-};
-
-// bits, group_size, scale dtype
-using SpecTuple = std::tuple<int, int, int>;
-qmlp_quant_spec spec_of(const SpecTuple& spec) {
-  return {std::get<0>(spec), std::get<1>(spec), std::get<2>(spec)};
-}
 
 // The matrix that an array of any rank is when its leading axes are one: [..., cols].
 struct Matrix {
@@ -116,35 +94,21 @@ qmlp_tensor tensor_of(const Array& codes, const std::optional<Array>& scales,
   return tensor;
 }
 
-// Where a call runs. One place decides by device: a CPU call gets the process's pool, a CUDA call
-// the caller's stream.
+// The pool of the process for one call.
 class CallStream {
  public:
-  CallStream(qmlp_device_kind kind, std::int32_t ordinal, std::uintptr_t cuda_stream) {
-    if (kind == QMLP_CPU) {
-      pool_.emplace(runtime());
-      if (pool_->pool() == nullptr) throw_last_error(QMLP_DEVICE);
-      stream_ = {QMLP_CPU, 0, pool_->pool()};
-    } else {
-      stream_ = {kind, ordinal, reinterpret_cast<void*>(cuda_stream)};
-    }
+  CallStream() : pool_(runtime()) {
+    if (pool_.pool() == nullptr) throw_last_error(QMLP_DEVICE);
+    stream_ = {QMLP_CPU, 0, pool_.pool()};
   }
   const qmlp_stream* get() const noexcept { return &stream_; }
-  bool on_cpu() const noexcept { return stream_.device_kind == QMLP_CPU; }
 
  private:
-  std::optional<PoolHold> pool_;
+  PoolHold pool_;
   qmlp_stream stream_ = {};
 };
 
-// The device and stream of a call, as Python hands them over: kind, ordinal, stream.
-using DeviceTuple = std::tuple<int, int, std::uintptr_t>;
-
-// Host scratch for CPU calls; device scratch comes from the caller, whose allocator knows streams.
-qmlp_workspace workspace_of(const CallStream& stream, std::size_t bytes,
-                            const std::optional<MutableArray>& given) {
-  if (given) return {given->data(), given->nbytes()};
-  if (!stream.on_cpu()) refuse("workspace is missing, needs device memory");
+qmlp_workspace workspace_of(std::size_t bytes) {
   if (bytes == 0) return {nullptr, 0};
   void* data = runtime().scratch(bytes);
   if (data == nullptr) {
@@ -383,46 +347,6 @@ void bind_weights(nb::module_& m) {
              const qmlp_mutable_matrix view = view_of("out", out, dtype);
              check(qmlp_weight_decode_row(self.weight.get(), row, &view));
            });
-
-  m.def(
-      "pack_linear",
-      [](const PlanHandle& plan, const DeviceTuple& device, const Array& codes,
-         std::optional<Array> scales, std::optional<Array> biases, std::int64_t N, std::int64_t K,
-         const SpecTuple& spec) {
-        const CallStream stream(std::get<0>(device), std::get<1>(device), std::get<2>(device));
-        const qmlp_tensor tensor = tensor_of(codes, scales, biases, N, K, spec);
-        qmlp_weight* packed = nullptr;
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_pack_linear(plan.plan.get(), &tensor, stream.get(), &packed);
-        }
-        check(status);
-        return WeightHandle{std::unique_ptr<qmlp_weight, WeightDeleter>(packed)};
-      },
-      "plan"_a, "device"_a, "codes"_a, "scales"_a.none(), "biases"_a.none(), "N"_a, "K"_a,
-      "spec"_a);
-  m.def(
-      "pack_swiglu",
-      [](const PlanHandle& plan, const DeviceTuple& device, const Array& gate_codes,
-         std::optional<Array> gate_scales, std::optional<Array> gate_biases,
-         const SpecTuple& gate_spec, const Array& up_codes, std::optional<Array> up_scales,
-         std::optional<Array> up_biases, const SpecTuple& up_spec, std::int64_t N, std::int64_t K) {
-        const CallStream stream(std::get<0>(device), std::get<1>(device), std::get<2>(device));
-        const qmlp_tensor gate = tensor_of(gate_codes, gate_scales, gate_biases, N, K, gate_spec);
-        const qmlp_tensor up = tensor_of(up_codes, up_scales, up_biases, N, K, up_spec);
-        qmlp_weight* packed = nullptr;
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_pack_swiglu(plan.plan.get(), &gate, &up, stream.get(), &packed);
-        }
-        check(status);
-        return WeightHandle{std::unique_ptr<qmlp_weight, WeightDeleter>(packed)};
-      },
-      "plan"_a, "device"_a, "gate_codes"_a, "gate_scales"_a.none(), "gate_biases"_a.none(),
-      "gate_spec"_a, "up_codes"_a, "up_scales"_a.none(), "up_biases"_a.none(), "up_spec"_a, "N"_a,
-      "K"_a);
 }
 
 qmlp_linear_epilogue linear_epilogue(const std::optional<Array>& linear_bias,
@@ -447,15 +371,14 @@ qmlp_swiglu_epilogue swiglu_epilogue(const std::optional<Array>& gate_bias,
 void bind_ops(nb::module_& m) {
   m.def(
       "quantized_linear",
-      [](const PlanHandle& plan, const WeightHandle& weight, const DeviceTuple& device, int dtype,
-         const Array& x, const MutableArray& out, std::optional<Array> linear_bias,
-         std::optional<Array> residual, std::optional<MutableArray> workspace) {
+      [](const PlanHandle& plan, const WeightHandle& weight, int dtype, const Array& x,
+         const MutableArray& out, std::optional<Array> linear_bias, std::optional<Array> residual) {
         const qmlp_matrix from = view_of("x", x, dtype);
         const qmlp_mutable_matrix to = view_of("out", out, dtype);
         const auto epilogue = linear_epilogue(linear_bias, residual, dtype, to.cols);
-        const CallStream stream(std::get<0>(device), std::get<1>(device), std::get<2>(device));
+        const CallStream stream;
         const qmlp_workspace scratch =
-            workspace_of(stream, qmlp_plan_workspace_bytes(plan.plan.get(), from.rows), workspace);
+            workspace_of(qmlp_plan_workspace_bytes(plan.plan.get(), from.rows));
         qmlp_status status;
         {
           const nb::gil_scoped_release release;
@@ -464,20 +387,18 @@ void bind_ops(nb::module_& m) {
         }
         check(status);
       },
-      "plan"_a, "weight"_a, "device"_a, "dtype"_a, "x"_a, "out"_a, "linear_bias"_a.none(),
-      "residual"_a.none(), "workspace"_a.none());
+      "plan"_a, "weight"_a, "dtype"_a, "x"_a, "out"_a, "linear_bias"_a.none(), "residual"_a.none());
   m.def(
       "fused_swiglu",
-      [](const PlanHandle& plan, const WeightHandle& weight, const DeviceTuple& device, int dtype,
-         const Array& x, const MutableArray& out, std::optional<Array> gate_bias,
-         std::optional<Array> up_bias, std::optional<MutableArray> gate_tap,
-         std::optional<MutableArray> workspace) {
+      [](const PlanHandle& plan, const WeightHandle& weight, int dtype, const Array& x,
+         const MutableArray& out, std::optional<Array> gate_bias, std::optional<Array> up_bias,
+         std::optional<MutableArray> gate_tap) {
         const qmlp_matrix from = view_of("x", x, dtype);
         const qmlp_mutable_matrix to = view_of("out", out, dtype);
         const auto epilogue = swiglu_epilogue(gate_bias, up_bias, gate_tap, dtype, to.cols);
-        const CallStream stream(std::get<0>(device), std::get<1>(device), std::get<2>(device));
+        const CallStream stream;
         const qmlp_workspace scratch =
-            workspace_of(stream, qmlp_plan_workspace_bytes(plan.plan.get(), from.rows), workspace);
+            workspace_of(qmlp_plan_workspace_bytes(plan.plan.get(), from.rows));
         qmlp_status status;
         {
           const nb::gil_scoped_release release;
@@ -486,24 +407,21 @@ void bind_ops(nb::module_& m) {
         }
         check(status);
       },
-      "plan"_a, "weight"_a, "device"_a, "dtype"_a, "x"_a, "out"_a, "gate_bias"_a.none(),
-      "up_bias"_a.none(), "gate_tap"_a.none(), "workspace"_a.none());
+      "plan"_a, "weight"_a, "dtype"_a, "x"_a, "out"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
+      "gate_tap"_a.none());
   m.def(
       "fused_mlp",
       [](const PlanHandle& swiglu, const WeightHandle& gate_up, const PlanHandle& down,
-         const WeightHandle& down_weight, const DeviceTuple& device, int dtype,
-         std::int64_t intermediate, const Array& x, const MutableArray& out,
-         std::optional<Array> gate_bias, std::optional<Array> up_bias,
-         std::optional<Array> down_bias, std::optional<Array> residual,
-         std::optional<MutableArray> workspace) {
+         const WeightHandle& down_weight, int dtype, std::int64_t intermediate, const Array& x,
+         const MutableArray& out, std::optional<Array> gate_bias, std::optional<Array> up_bias,
+         std::optional<Array> down_bias, std::optional<Array> residual) {
         const qmlp_matrix from = view_of("x", x, dtype);
         const qmlp_mutable_matrix to = view_of("out", out, dtype);
         const auto first = swiglu_epilogue(gate_bias, up_bias, std::nullopt, dtype, intermediate);
         const auto second = linear_epilogue(down_bias, residual, dtype, to.cols);
-        const CallStream stream(std::get<0>(device), std::get<1>(device), std::get<2>(device));
-        const qmlp_workspace scratch = workspace_of(
-            stream, qmlp_mlp_workspace_bytes(swiglu.plan.get(), down.plan.get(), from.rows),
-            workspace);
+        const CallStream stream;
+        const qmlp_workspace scratch =
+            workspace_of(qmlp_mlp_workspace_bytes(swiglu.plan.get(), down.plan.get(), from.rows));
         qmlp_status status;
         {
           const nb::gil_scoped_release release;
@@ -513,9 +431,8 @@ void bind_ops(nb::module_& m) {
         }
         check(status);
       },
-      "swiglu"_a, "gate_up"_a, "down"_a, "down_weight"_a, "device"_a, "dtype"_a, "intermediate"_a,
-      "x"_a, "out"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(),
-      "residual"_a.none(), "workspace"_a.none());
+      "swiglu"_a, "gate_up"_a, "down"_a, "down_weight"_a, "dtype"_a, "intermediate"_a, "x"_a,
+      "out"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "residual"_a.none());
   // A bfloat16 array's 16-bit patterns as a NumPy view of the same memory, which NumPy's own
   // from_dlpack refuses.
   m.def("bf16_patterns", [](const nb::object& owner) {
@@ -570,6 +487,7 @@ NB_MODULE(_native, m) {
   bind_plans(m);
   bind_weights(m);
   bind_ops(m);
+  bind_addresses(m);
   m.def("version", [] { return qmlp_version(); });
   m.def("status_name", [](int status) { return qmlp_status_name(status); });
   m.def("num_threads", &num_threads);

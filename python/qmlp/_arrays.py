@@ -1,8 +1,10 @@
 """What differs between array libraries: their types, memory, devices and streams, in one place.
 
-A backend answers for the arrays of one library. `native(x)` is what the extension module takes: an
-object with DLPack or the buffer protocol whose elements have the size of x's (NumPy can export
-neither for bfloat16, so those go as their 16-bit patterns).
+A backend answers for the arrays of one library. For CPU calls `native(x)` is what the extension
+module takes: an object with DLPack or the buffer protocol whose elements have the size of x's (NumPy
+can export neither for bfloat16, so those go as their 16-bit patterns). CUDA calls take addresses:
+`memory` and `matrix` give them, and what they return besides must live until the call is made. Nothing
+more is needed, since the allocators of torch and CuPy give memory back in the stream's order.
 """
 
 from __future__ import annotations
@@ -12,13 +14,21 @@ from typing import Any, Sequence
 
 import numpy
 
-from . import _dtypes
 from ._dtypes import BF16, F16, F32
 
 CPU, CUDA = 0, 1
-# Device of a call: kind, ordinal, stream handle.
-Device = tuple[int, int, int]
-HOST: Device = (CPU, 0, 0)
+# kind and ordinal
+Device = tuple[int, int]
+HOST: Device = (CPU, 0)
+
+
+def device_name(device: Device) -> str:
+    """"cpu" or "cuda:N"."""
+    return "cpu" if device[0] == CPU else f"cuda:{device[1]}"
+
+
+class StridesError(Exception):
+    """An output whose strides make no matrix."""
 
 
 # Codes by NumPy dtype; ml_dtypes' bfloat16 joins when it is first met.
@@ -43,7 +53,7 @@ def _bfloat16() -> numpy.dtype:
 class NumpyBackend:
     """ndarray, with ml_dtypes for bfloat16; also what any buffer becomes."""
 
-    name = "numpy"
+    name = kind = "numpy"
 
     def dtype(self, x: numpy.ndarray) -> int:
         code = _numpy_codes.get(x.dtype)
@@ -71,11 +81,30 @@ class NumpyBackend:
     def empty(self, shape: Sequence[int], code: int, like: Any) -> numpy.ndarray:
         return numpy.empty(shape, self.dtype_object(code))
 
-    def empty_bytes(self, shape: Sequence[int], like: Any) -> numpy.ndarray:
+    def empty_words(self, shape: Sequence[int], like: Any) -> numpy.ndarray:
         return numpy.empty(shape, numpy.uint32)
 
-    def workspace(self, nbytes: int, like: Any) -> None:
-        return None  # the extension module's own
+    def host_empty(self, shape: Sequence[int], code: int) -> numpy.ndarray:
+        """On the CPU, whatever the backend's device; `from_host` takes it to the device of `like`."""
+        return numpy.empty(shape, self.dtype_object(code))
+
+    def host_words(self, shape: Sequence[int]) -> numpy.ndarray:
+        return numpy.empty(shape, numpy.uint32)
+
+    def memory(self, x: numpy.ndarray) -> tuple[int, int]:
+        """Address and bytes of a contiguous array."""
+        return x.__array_interface__["data"][0], x.nbytes
+
+    def traced(self, *arrays: Any) -> bool:
+        """Whether the call has to be one of torch's ops: see TorchBackend."""
+        return False
+
+    def on_host(self, x: numpy.ndarray) -> numpy.ndarray:
+        """As NumPy, bfloat16 as its patterns; a copy for what is on a GPU."""
+        return self.native(x)
+
+    def from_host(self, x: numpy.ndarray, like: Any) -> numpy.ndarray:
+        return x
 
     def to_f32(self, x: numpy.ndarray) -> numpy.ndarray:
         return numpy.ascontiguousarray(x, dtype=numpy.float32)
@@ -95,7 +124,7 @@ class NumpyBackend:
 class TorchBackend:
     """torch.Tensor, on a CPU or the tensor's CUDA device and that device's current stream."""
 
-    name = "torch"
+    name = kind = "torch"
 
     def __init__(self) -> None:
         import torch
@@ -104,6 +133,11 @@ class TorchBackend:
         self.codes_of_dtype = {torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16}
         self.dtypes = (torch.float32, torch.float16, torch.bfloat16)
         self.word = getattr(torch, "uint32", torch.int32)
+        self.plain = (torch.Tensor, torch.nn.Parameter)
+        # Without these two, which torch's own compiler calls, the slower public way.
+        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
+        self.num_modes = getattr(torch._C, "_len_torch_dispatch_stack", None) or (lambda: 0)
 
     def dtype(self, x: Any) -> int:
         code = self.codes_of_dtype.get(x.dtype)
@@ -112,19 +146,26 @@ class TorchBackend:
         return code
 
     def device(self, x: Any) -> Device:
+        if x.layout is not self.torch.strided:
+            raise TypeError(f"layout is {x.layout}, needs torch.strided")
         if x.device.type == "cpu":
             return HOST
         if x.device.type == "cuda" and self.torch.version.cuda is not None:
-            stream = self.torch.cuda.current_stream(x.device).cuda_stream
-            return (CUDA, x.device.index or 0, stream)
+            return (CUDA, x.device.index or 0)
         raise TypeError(f"device is {x.device}, needs cpu or cuda")
+
+    def stream(self, ordinal: int) -> int:
+        return self.raw_stream(ordinal)
+
+    def synchronize(self, ordinal: int) -> None:
+        self.torch.cuda.current_stream(ordinal).synchronize()
 
     def native(self, x: Any) -> Any:
         x = x.detach()
         return x.view(self.torch.int32) if x.dtype == self.word else x
 
     def contiguous(self, x: Any) -> Any:
-        return x.contiguous()
+        return x.detach().contiguous()
 
     def writable(self, x: Any) -> bool:
         return True
@@ -132,21 +173,66 @@ class TorchBackend:
     def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
 
-    def empty_bytes(self, shape: Sequence[int], like: Any) -> Any:
+    def empty_words(self, shape: Sequence[int], like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.word, device=like.device)
 
-    def workspace(self, nbytes: int, like: Any) -> Any:
-        if like.device.type == "cpu":
-            return None
+    def host_empty(self, shape: Sequence[int], code: int) -> Any:
+        return self.torch.empty(shape, dtype=self.dtypes[code])
+
+    def host_words(self, shape: Sequence[int]) -> Any:
+        return self.torch.empty(shape, dtype=self.word)
+
+    def memory(self, x: Any) -> tuple[int, int]:
+        return x.data_ptr(), x.numel() * x.element_size()
+
+    def matrix(self, x: Any, columns: int, copy: bool = True) -> tuple[Any, int, int]:
+        """What holds the matrix [.., columns] that x is, its address and row stride.
+
+        Raises StridesError when x's strides make none and copy is False.
+        """
+        flat = x.detach()
+        if flat.numel() == 0:
+            return flat, 0, columns
+        try:
+            flat = flat.view(-1, columns)
+            fits = flat.stride(1) == 1 and (flat.shape[0] == 1 or flat.stride(0) >= columns)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            if not copy:
+                raise StridesError
+            flat = x.detach().contiguous().view(-1, columns)
+        return flat, flat.data_ptr(), flat.stride(0) if flat.shape[0] > 1 else columns
+
+    def scratch(self, nbytes: int, like: Any) -> Any:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device=like.device)
 
+    def traced(self, *arrays: Any) -> bool:
+        """Whether the call has to be one of torch's ops (qmlp.torch): under torch.compile and other
+        modes that see ops, for subclasses such as fake tensors, and where a gradient is wanted."""
+        torch = self.torch
+        if torch.compiler.is_compiling() or self.num_modes():
+            return True
+        grad = torch.is_grad_enabled()
+        return any(
+            isinstance(array, torch.Tensor)
+            and (type(array) not in self.plain or (grad and array.requires_grad))
+            for array in arrays)
+
     def to_f32(self, x: Any) -> numpy.ndarray:
-        if x.device.type != "cpu":
-            raise TypeError(f"weight is on {x.device}, quantizing needs it on the cpu")
-        return x.detach().float().contiguous().numpy()
+        return x.detach().to(device="cpu", dtype=self.torch.float32).contiguous().numpy()
 
     def from_f32(self, x: numpy.ndarray, code: int, like: Any) -> Any:
-        return self.torch.from_numpy(x).to(self.dtypes[code])
+        return self.torch.from_numpy(x).to(self.dtypes[code]).to(like.device)
+
+    def on_host(self, x: Any) -> numpy.ndarray:
+        x = x.detach().cpu()
+        if x.dtype == self.word or x.dtype == self.torch.int32:
+            return x.view(self.torch.int32).numpy().view(numpy.uint32)
+        return x.view(self.torch.int16).numpy() if x.element_size() == 2 else x.numpy()
+
+    def from_host(self, x: Any, like: Any) -> Any:
+        return x.to(like.device)
 
     def codes(self, x: Any) -> Any:
         if x.dtype not in (self.word, self.torch.int32, self.torch.uint8):
@@ -157,8 +243,113 @@ class TorchBackend:
         return x
 
 
+class CupyBackend(NumpyBackend):
+    """cupy.ndarray, on its device and that device's current stream; ml_dtypes for bfloat16."""
+
+    name = kind = "cupy"
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+
+    def device(self, x: Any) -> Device:
+        return (CUDA, x.device.id)
+
+    def stream(self, ordinal: int) -> int:
+        return self.cupy.cuda.get_current_stream(ordinal).ptr
+
+    def synchronize(self, ordinal: int) -> None:
+        self.cupy.cuda.get_current_stream(ordinal).synchronize()
+
+    def contiguous(self, x: Any) -> Any:
+        with x.device:
+            return self.cupy.ascontiguousarray(x)
+
+    def writable(self, x: Any) -> bool:
+        return True
+
+    def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
+        with like.device:
+            return self.cupy.empty(tuple(shape), self.dtype_object(code))
+
+    def empty_words(self, shape: Sequence[int], like: Any) -> Any:
+        with like.device:
+            return self.cupy.empty(tuple(shape), numpy.uint32)
+
+    def memory(self, x: Any) -> tuple[int, int]:
+        return x.data.ptr, x.nbytes
+
+    def matrix(self, x: Any, columns: int, copy: bool = True) -> tuple[Any, int, int]:
+        if x.size == 0:
+            return x, 0, columns
+        flat = x if x.ndim == 2 else x.reshape(-1, columns)
+        # reshape gives a copy where it cannot give a view.
+        fits = x.ndim == 2 or flat.base is not None and flat.data.ptr == x.data.ptr
+        item = x.dtype.itemsize
+        row = flat.strides[0] // item if flat.shape[0] > 1 else columns
+        if not fits or (columns > 1 and flat.strides[1] != item) or row < columns:
+            if not copy:
+                raise StridesError
+            flat, row = self.contiguous(x), columns
+        return flat, flat.data.ptr, row
+
+    def scratch(self, nbytes: int, like: Any) -> Any:
+        with like.device:
+            return self.cupy.empty(nbytes, numpy.uint8)
+
+    def to_f32(self, x: Any) -> numpy.ndarray:
+        return numpy.ascontiguousarray(self.cupy.asnumpy(x), dtype=numpy.float32)
+
+    def from_f32(self, x: numpy.ndarray, code: int, like: Any) -> Any:
+        return self.from_host(x if code == F32 else x.astype(self.dtype_object(code)), like)
+
+    def on_host(self, x: Any) -> numpy.ndarray:
+        return NumpyBackend.native(self, self.cupy.asnumpy(x))
+
+    def from_host(self, x: numpy.ndarray, like: Any) -> Any:
+        with like.device:
+            return self.cupy.asarray(x)
+
+
+class TorchDlpackBackend(TorchBackend):
+    """Any other library's arrays on a CUDA device, as torch tensors on torch's current stream.
+
+    torch.from_dlpack asks the library for its data in that stream's order, and its from_dlpack asks
+    torch the same for the result.
+    """
+
+    name = "dlpack"
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.from_dlpack = _from_dlpack_of(like)
+
+    def writable(self, x: Any) -> bool:
+        return False  # DLPack does not always say whether an array may be written
+
+    def result(self, x: Any) -> Any:
+        return x if self.from_dlpack is None else self.from_dlpack(x)
+
+
+class CupyDlpackBackend(CupyBackend):
+    """The same through CuPy."""
+
+    name = "dlpack"
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.from_dlpack = _from_dlpack_of(like)
+
+    def writable(self, x: Any) -> bool:
+        return False
+
+    def result(self, x: Any) -> Any:
+        return x if self.from_dlpack is None else self.from_dlpack(x)
+
+
 class DlpackBackend(NumpyBackend):
-    """Any other library on the CPU with DLPack: read in place, results given back by its from_dlpack.
+    """Any other library on a CPU with DLPack: read in place, results given back by its from_dlpack.
 
     An array becomes a NumPy view for the call; `result` turns what was computed into the caller's
     type where the library can take it, and leaves a NumPy array where it cannot.
@@ -196,6 +387,29 @@ def _from_dlpack_of(x: Any) -> Any:
 
 _numpy = NumpyBackend()
 _torch: TorchBackend | None = None
+_cupy: CupyBackend | None = None
+
+
+def torch_backend() -> TorchBackend:
+    """The one backend of torch, made when torch is first met."""
+    global _torch
+    if _torch is None:
+        from . import _torch_calls
+
+        _torch = TorchBackend()
+        _torch_calls.start(_torch)
+    return _torch
+
+
+def release_caches() -> bool:
+    """Gives back device memory that the array libraries hold but do not use. False without them."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        cupy.get_default_memory_pool().free_all_blocks()
+    return torch is not None or cupy is not None
 
 
 def resolve(x: Any) -> tuple[Any, Any]:
@@ -204,32 +418,59 @@ def resolve(x: Any) -> tuple[Any, Any]:
         return _numpy, x
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        global _torch
-        if _torch is None:
-            _torch = TorchBackend()
-        return _torch, x
+        return torch_backend(), x
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        global _cupy
+        if _cupy is None:
+            _cupy = CupyBackend()
+        return _cupy, x
     if hasattr(x, "__dlpack__"):
+        kind = getattr(x, "__dlpack_device__", None)
+        place = (1, 0) if kind is None else tuple(int(part) for part in kind())
+        if place[0] == 2:  # kDLCUDA
+            return _cuda_dlpack(x)
+        if place[0] not in (1, 3, 13):  # kDLCPU, pinned memory, unified memory
+            raise TypeError(f"{type(x).__name__} is on DLPack device {place}, needs a cpu or CUDA")
         return DlpackBackend(x), _numpy_view(x)
     try:
         return _numpy, numpy.asarray(memoryview(x))
     except TypeError:
         raise TypeError(
-            f"{type(x).__name__} is no array: needs NumPy, torch, DLPack or a buffer"
+            f"{type(x).__name__} is no array: needs NumPy, torch, CuPy, DLPack or a buffer"
         ) from None
+
+
+def _cuda_dlpack(x: Any) -> tuple[Any, Any]:
+    """An array in a GPU's memory, held by torch or else CuPy, whichever the process has."""
+    for name, kind in (("torch", TorchDlpackBackend), ("cupy", CupyDlpackBackend)):
+        library = sys.modules.get(name)
+        if library is not None:
+            break
+    else:
+        try:
+            import cupy as library
+
+            kind = CupyDlpackBackend
+        except ImportError:
+            raise TypeError(f"{type(x).__name__} is on a GPU: needs torch or CuPy, which hold the "
+                            "memory of such calls") from None
+    backend = kind(x)
+    try:
+        return backend, library.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(f"{type(x).__name__} cannot be read through DLPack: {error}") from None
 
 
 def same_library(backend: Any, x: Any, name: str) -> Any:
     """Another array of the same call, which must be of the same library (or a plain buffer)."""
     other, array = resolve(x)
-    if (other.name == "torch") != (backend.name == "torch"):
+    if other.kind != backend.kind:
         raise TypeError(f"{name} is a {type(x).__name__}, x is of {backend.name}: give one library's")
     return array
 
 
 def _numpy_view(x: Any) -> numpy.ndarray:
-    kind = getattr(x, "__dlpack_device__", None)
-    if kind is not None and int(kind()[0]) not in (1, 13):  # kDLCPU, unified memory
-        raise TypeError(f"{type(x).__name__} is on device {tuple(kind())}, needs the cpu")
     try:
         return numpy.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
@@ -241,4 +482,5 @@ def _numpy_view(x: Any) -> numpy.ndarray:
         raise TypeError(f"{type(x).__name__} cannot be read through DLPack: {error}") from None
 
 
-__all__ = ["CPU", "CUDA", "HOST", "resolve", "same_library", "_dtypes"]
+__all__ = ["CPU", "CUDA", "HOST", "Device", "StridesError", "device_name", "release_caches",
+           "resolve", "same_library", "torch_backend"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _dtypes, _native
+from . import _arrays, _dtypes, _native, _torch_calls
 from ._weights import PackedWeight, QuantizedTensor, pack
 
 Weight = PackedWeight | QuantizedTensor
@@ -24,8 +24,9 @@ class _Call:
         if x.ndim == 0 or x.shape[-1] != weight.K:
             raise ValueError(f"{op}: x is {list(x.shape)}, needs [..., {weight.K}]")
         self.device = backend.device(x)
-        if self.device[:2] != weight._device:
-            raise ValueError(f"{op}: x and the weight are on two devices, need one")
+        if self.device != weight._device:
+            raise ValueError(f"{op}: x is on {_arrays.device_name(self.device)}, the weight on "
+                             f"{weight.device}: need one device")
         self.lead = tuple(int(n) for n in x.shape[:-1])
         self.rows = 1
         for n in self.lead:
@@ -41,27 +42,29 @@ class _Call:
                             f"x is {_dtypes.NAMES[self.code]}: need one type")
         if tuple(array.shape) != shape:
             raise ValueError(f"{self.op}: {name} is {list(array.shape)}, needs {list(shape)}")
-        if self.backend.device(array)[:2] != self.device[:2]:
-            raise ValueError(f"{self.op}: {name} and x are on two devices, need one")
+        device = self.backend.device(array)
+        if device != self.device:
+            raise ValueError(f"{self.op}: {name} is on {_arrays.device_name(device)}, x on "
+                             f"{_arrays.device_name(self.device)}: need one device")
         return array
 
-    def output(self, out: Any, shape: tuple[int, ...]) -> Any:
+    def output(self, out: Any, name: str, shape: tuple[int, ...]) -> Any:
         if out is None:
             return self.backend.empty(shape, self.code, self.x)
-        array = self.other(out, "out", shape)
+        array = self.other(out, name, shape)
         if not self.backend.writable(array):
-            raise ValueError(f"{self.op}: out is read-only, needs to be writable")
+            raise ValueError(f"{self.op}: {name} is read-only, needs to be writable")
         return array
 
-    def run(self, function: Any, *before: Any, inputs: tuple[Any, ...], out: Any,
-            after: tuple[Any, ...] = (), workspace: int = 0) -> None:
+    def on_cpu(self, function: Any, *handles: Any, sizes: tuple[int, ...] = (),
+               inputs: tuple[Any, ...], out: Any, taps: tuple[Any, ...] = ()) -> None:
         """Calls with views; when an input's strides make no matrix, once more with its copy."""
         backend = self.backend
-        scratch = backend.workspace(workspace, self.x)
 
         def call(x: Any, *others: Any) -> None:
             views = [None if array is None else backend.native(array) for array in others]
-            function(*before, backend.native(x), backend.native(out), *views, *after, scratch)
+            function(*handles, self.code, *sizes, backend.native(x), backend.native(out), *views,
+                     *taps)
 
         try:
             call(self.x, *inputs)
@@ -70,12 +73,39 @@ class _Call:
                 call(backend.contiguous(self.x),
                      *(None if array is None else backend.contiguous(array) for array in inputs))
             except _native.NeedsCopy:
-                raise ValueError(f"{self.op}: out has strides that make no matrix, needs "
-                                 "contiguous rows one stride apart") from None
+                raise self.bad_strides("out") from None
+
+    def bad_strides(self, name: str) -> ValueError:
+        return ValueError(f"{self.op}: {name} has strides that make no matrix, needs contiguous rows "
+                          "one stride apart")
+
+    def on_cuda(self, function: Any, *handles: Any, N: int, out: Any, biases: tuple[Any, ...],
+                matrix: Any = None, written: bool = False, workspace: int) -> None:
+        """`matrix`: the residual, or with `written` the gate tap."""
+        backend, K = self.backend, int(self.x.shape[-1])
+        ordinal = self.device[1]
+        x, x_at, x_stride = backend.matrix(self.x, K)
+        try:
+            _, out_at, out_stride = backend.matrix(out, N, copy=False)
+        except _arrays.StridesError:
+            raise self.bad_strides("out") from None
+        other, other_at, other_stride = None, 0, N
+        if matrix is not None:
+            try:
+                other, other_at, other_stride = backend.matrix(matrix, N, copy=not written)
+            except _arrays.StridesError:
+                raise self.bad_strides("gate_tap") from None
+        held = [None if bias is None else backend.contiguous(bias) for bias in biases]
+        scratch = backend.scratch(workspace, self.x) if workspace else None
+        function(
+            *handles, ordinal, backend.stream(ordinal), self.code, self.rows, N, K, x_at, x_stride,
+            out_at, out_stride, *(0 if bias is None else backend.memory(bias)[0] for bias in held),
+            other_at, other_stride, 0 if scratch is None else backend.memory(scratch)[0], workspace)
+        del x, other, held, scratch  # alive until here: the call has read their addresses
 
 
-def _start(op: str, x: Any, weight: Weight, up: Any = None) -> tuple[_Call, PackedWeight, Any]:
-    backend, array = _arrays.resolve(x)
+def _start(op: str, backend: Any, array: Any, weight: Weight,
+           up: Any = None) -> tuple[_Call, PackedWeight]:
     if isinstance(weight, QuantizedTensor):
         weight = pack(weight, up, activation=_dtypes.NAMES[backend.dtype(array)])
     elif not isinstance(weight, PackedWeight):
@@ -84,7 +114,20 @@ def _start(op: str, x: Any, weight: Weight, up: Any = None) -> tuple[_Call, Pack
     if weight.is_swiglu != (op != "quantized_linear"):
         raise ValueError(f"{op}: weight holds {len(weight.specs)} arrays, needs "
                          f"{1 if op == 'quantized_linear' else 2}")
-    return _Call(op, array, weight, backend), weight, backend
+    return _Call(op, array, weight, backend), weight
+
+
+def _traced(op: str, backend: Any, weight: Any, arrays: tuple[Any, ...], *writes: Any) -> bool:
+    """Whether torch has to see the call as an op of its own (`TorchBackend.traced`)."""
+    if not backend.traced(*arrays, *writes):
+        return False
+    if not isinstance(weight, PackedWeight):
+        raise TypeError(f"{op}: weight is a {type(weight).__name__}, needs a PackedWeight where torch "
+                        "traces the call or wants a gradient")
+    if any(array is not None for array in writes):
+        raise ValueError(f"{op}: out and gate_tap cannot be given where torch traces the call or wants "
+                         "a gradient, needs a new result")
+    return True
 
 
 def quantized_linear(
@@ -93,23 +136,42 @@ def quantized_linear(
     """out[..., N] = x[..., K] * w^T (+ linear_bias [N]) (+ residual [..., N]), each rounded as
     docs/numerics.md section 4 says.
 
-    x: f32, f16 or bf16, the weight's activation type; any rank from 1. Read in place when its rows
-    are contiguous and one stride apart, copied otherwise. weight: from `qmlp.pack`; a
-    QuantizedTensor is packed for this call alone, which costs far more than the call.
+    x: f32, f16 or bf16, the weight's activation type, on the weight's device; any rank from 1. Read in
+    place when its rows are contiguous and one stride apart, copied otherwise. weight: from `qmlp.pack`;
+    a QuantizedTensor is packed for this call alone, which costs far more than the call.
     out: an array to write into; may be `residual` itself, may not overlap x.
 
-    Returns an array of x's library (or `out`). A row's bits depend on that row and the weight alone,
-    not on other rows, threads or the machine. Runs without the GIL. Not differentiable. Raises
-    ValueError for shapes, TypeError for types.
+    Returns an array of x's library (or `out`). On a CUDA device the call is asynchronous on the
+    library's current stream and may be captured in a graph; weight and arrays must live until it has
+    run, as for any op of that library. A row's bits depend on that row and the weight alone, not on
+    other rows, threads or the machine. Runs without the GIL. Differentiable for torch (qmlp.torch).
+    Raises ValueError for shapes and devices, TypeError for types.
     """
-    call, weight, backend = _start("quantized_linear", x, weight)
+    if _torch_calls.compiling():
+        return _torch_calls.op("linear")(x, weight, linear_bias, residual, out)
+    if type(x) is _torch_calls.Tensor:
+        result = _torch_calls.linear(x, weight, linear_bias, residual, out)
+        if result is not None:
+            return result
+    backend, array = _arrays.resolve(x)
+    if _traced("quantized_linear", backend, weight, (array, linear_bias, residual), out):
+        return _torch_calls.op("linear")(array, weight, linear_bias, residual)
+    return _linear(backend, array, weight, linear_bias, residual, out)
+
+
+def _linear(backend: Any, x: Any, weight: Weight, linear_bias: Any, residual: Any, out: Any) -> Any:
+    call, weight = _start("quantized_linear", backend, x, weight)
     shape = (*call.lead, weight.N)
-    result = call.output(out, shape)
-    call.run(
-        _native.quantized_linear, weight.plan._handle, weight._handle, call.device, call.code,
-        inputs=(call.other(linear_bias, "linear_bias", (weight.N,)),
-                call.other(residual, "residual", shape)),
-        out=result, workspace=_workspace(call, weight.plan))
+    linear_bias = call.other(linear_bias, "linear_bias", (weight.N,))
+    residual = call.other(residual, "residual", shape)
+    result = call.output(out, "out", shape)
+    if call.device[0] == _arrays.CPU:
+        call.on_cpu(_native.quantized_linear, weight._plan, weight._handle,
+                    inputs=(linear_bias, residual), out=result)
+    else:
+        call.on_cuda(_native.cuda_linear, weight._plan, weight._handle, N=weight.N, out=result,
+                     biases=(linear_bias,), matrix=residual,
+                     workspace=weight._plan.workspace_bytes(call.rows))
     return backend.result(result) if out is None else out
 
 
@@ -123,18 +185,35 @@ def fused_swiglu(
     gate_bias, up_bias: linear biases [intermediate]. gate_tap: receives the gate projection.
     The result has the bits of the separate calls. Otherwise as `quantized_linear`.
     """
+    if _torch_calls.compiling():
+        return _torch_calls.op("swiglu")(x, gate, gate_bias, up_bias, gate_tap, out)
+    if type(x) is _torch_calls.Tensor:
+        result = _torch_calls.swiglu(x, gate, gate_bias, up_bias, gate_tap, out)
+        if result is not None:
+            return result
+    backend, array = _arrays.resolve(x)
+    if _traced("fused_swiglu", backend, gate, (array, gate_bias, up_bias), out, gate_tap):
+        return _torch_calls.op("swiglu")(array, gate, gate_bias, up_bias)
+    return _swiglu(backend, array, gate, up, gate_bias, up_bias, gate_tap, out)
+
+
+def _swiglu(backend: Any, x: Any, gate: Weight, up: Any, gate_bias: Any, up_bias: Any,
+            gate_tap: Any, out: Any) -> Any:
     if isinstance(gate, QuantizedTensor) and up is None:
         raise TypeError("fused_swiglu: up is missing, needs a QuantizedTensor beside gate")
-    call, weight, backend = _start("fused_swiglu", x, gate, up)
+    call, weight = _start("fused_swiglu", backend, x, gate, up)
     shape = (*call.lead, weight.N)
-    result = call.output(out, shape)
-    tap = None if gate_tap is None else call.output(gate_tap, shape)
-    call.run(
-        _native.fused_swiglu, weight.plan._handle, weight._handle, call.device, call.code,
-        inputs=(call.other(gate_bias, "gate_bias", (weight.N,)),
-                call.other(up_bias, "up_bias", (weight.N,))),
-        out=result, after=(None if tap is None else backend.native(tap),),
-        workspace=_workspace(call, weight.plan))
+    gate_bias = call.other(gate_bias, "gate_bias", (weight.N,))
+    up_bias = call.other(up_bias, "up_bias", (weight.N,))
+    result = call.output(out, "out", shape)
+    tap = None if gate_tap is None else call.output(gate_tap, "gate_tap", shape)
+    if call.device[0] == _arrays.CPU:
+        call.on_cpu(_native.fused_swiglu, weight._plan, weight._handle, inputs=(gate_bias, up_bias),
+                    out=result, taps=(None if tap is None else backend.native(tap),))
+    else:
+        call.on_cuda(_native.cuda_swiglu, weight._plan, weight._handle, N=weight.N, out=result,
+                     biases=(gate_bias, up_bias), matrix=tap, written=True,
+                     workspace=weight._plan.workspace_bytes(call.rows))
     return backend.result(result) if out is None else out
 
 
@@ -147,27 +226,43 @@ def fused_mlp(
     gate_up: `qmlp.pack(gate, up)`; down: `qmlp.pack(down)`, for the same activation type. The result
     has the bits of `fused_swiglu` and `quantized_linear` in turn. Otherwise as `quantized_linear`.
     """
-    call, gate_up, backend = _start("fused_mlp", x, gate_up)
+    if _torch_calls.compiling():
+        return _torch_calls.op("mlp")(
+            x, gate_up, down, gate_bias, up_bias, down_bias, residual, out)
+    if type(x) is _torch_calls.Tensor:
+        result = _torch_calls.mlp(x, gate_up, down, gate_bias, up_bias, down_bias, residual, out)
+        if result is not None:
+            return result
+    backend, array = _arrays.resolve(x)
+    arrays = (array, gate_bias, up_bias, down_bias, residual)
+    if _traced("fused_mlp", backend, gate_up, arrays, out):
+        return _torch_calls.op("mlp")(array, gate_up, down, gate_bias, up_bias, down_bias, residual)
+    return _mlp(backend, array, gate_up, down, gate_bias, up_bias, down_bias, residual, out)
+
+
+def _mlp(backend: Any, x: Any, gate_up: PackedWeight, down: PackedWeight, gate_bias: Any,
+         up_bias: Any, down_bias: Any, residual: Any, out: Any) -> Any:
+    call, gate_up = _start("fused_mlp", backend, x, gate_up)
     if not isinstance(down, PackedWeight) or down.is_swiglu:
         raise TypeError("fused_mlp: down is not a packed linear weight: needs qmlp.pack(down)")
     if down.K != gate_up.N or down.activation != gate_up.activation:
         raise ValueError(f"fused_mlp: down takes {down.K} {down.activation} features, gate and up give "
                          f"{gate_up.N} {gate_up.activation}")
+    if down._device != gate_up._device:
+        raise ValueError(f"fused_mlp: down is on {down.device}, gate and up on {gate_up.device}: need "
+                         "one device")
     shape = (*call.lead, down.N)
-    result = call.output(out, shape)
-    workspace = 0 if call.device[0] == _arrays.CPU else _native.mlp_workspace_bytes(
-        gate_up.plan._handle, down.plan._handle, call.rows)
-    call.run(
-        _native.fused_mlp, gate_up.plan._handle, gate_up._handle, down.plan._handle, down._handle,
-        call.device, call.code, gate_up.N,
-        inputs=(call.other(gate_bias, "gate_bias", (gate_up.N,)),
-                call.other(up_bias, "up_bias", (gate_up.N,)),
-                call.other(down_bias, "down_bias", (down.N,)),
-                call.other(residual, "residual", shape)),
-        out=result, workspace=workspace)
+    biases = (call.other(gate_bias, "gate_bias", (gate_up.N,)),
+              call.other(up_bias, "up_bias", (gate_up.N,)),
+              call.other(down_bias, "down_bias", (down.N,)))
+    residual = call.other(residual, "residual", shape)
+    result = call.output(out, "out", shape)
+    handles = (gate_up._plan, gate_up._handle, down._plan, down._handle)
+    if call.device[0] == _arrays.CPU:
+        call.on_cpu(_native.fused_mlp, *handles, sizes=(gate_up.N,), inputs=(*biases, residual),
+                    out=result)
+    else:
+        call.on_cuda(_native.cuda_mlp, *handles, N=down.N, out=result, biases=biases,
+                     matrix=residual,
+                     workspace=_native.mlp_workspace_bytes(gate_up._plan, down._plan, call.rows))
     return backend.result(result) if out is None else out
-
-
-def _workspace(call: _Call, plan: Any) -> int:
-    """Bytes of device scratch; the extension module brings its own on a CPU."""
-    return 0 if call.device[0] == _arrays.CPU else plan.workspace_bytes(call.rows)

@@ -124,8 +124,8 @@ def supports(problem: Problem, device: str = "cpu") -> Support:
     """Whether some kernel takes the problem; if none does, why.
 
     device: "cpu", "cuda", "cuda:N", or the name of a machine that is not here: "portable", "avx2",
-    "avx512", "a100", "h200". Raises ValueError for another name, DeviceError for a CUDA device that
-    is not there.
+    "avx512", "a100", "h200". Where CUDA cannot run (no driver, no GPU, a build without it) the answer is
+    a "no" with reason "no_device". Raises ValueError for another name or number.
     """
     ask = _native.supports_linear if isinstance(problem, LinearProblem) else (
         _native.supports_swiglu)

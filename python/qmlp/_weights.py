@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import weakref
 from typing import Any, Iterator
 
 import numpy
 
 from . import _arrays, _dtypes, _native
 from ._arrays import CPU, CUDA
+from ._errors import OutOfMemoryError, UnsupportedError
 from ._plans import LinearProblem, Plan, QuantSpec, SwigluProblem, _spec_tuple
 
 # Plans of packed weights take calls of any length; workspaces follow the call, not this.
 _ANY_M = 1 << 31
 
-# codes, scales and biases, or a dense weight's floats and twice None.
-_Parts = tuple[Any, Any, Any]
+# Packed weights by the number under which torch's graphs know them.
+_numbers = itertools.count(1)
+_by_number: weakref.WeakValueDictionary[int, PackedWeight] = weakref.WeakValueDictionary()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class QuantizedTensor:
 
     codes: uint32 words [..., N, K * bits / 32]; scales and biases: [..., N, K / group_size] of f32,
     f16 or bf16. They may come from a checkpoint, `qmlp.quantize` or `mx.quantize`, and from NumPy,
-    torch, or anything with DLPack or the buffer protocol.
+    torch, CuPy, or anything with DLPack or the buffer protocol, all three on one device.
 
     Unpacks as `codes, scales, biases = tensor`. Raises ValueError when shapes contradict each other
     or the format.
@@ -87,10 +91,11 @@ def quantize(
 ) -> QuantizedTensor:
     """Quantizes weights as MLX's CPU `quantize` does, bit for bit.
 
-    w: [..., N, K] of f32, f16 or bf16, on the CPU. K a multiple of group_size. The arithmetic is in
-    f32 whatever w's type; scales and biases are rounded to scale_dtype, by default w's own.
+    w: [..., N, K] of f32, f16 or bf16. K a multiple of group_size. The arithmetic is in f32 whatever
+    w's type; scales and biases are rounded to scale_dtype, by default w's own. The work is done on the
+    CPU: weights on a GPU are copied there and the result back, which waits for the device.
 
-    Returns a QuantizedTensor of arrays of w's library. Raises ValueError for a format or a K outside
+    Returns a QuantizedTensor of arrays of w's library, on w's device. Raises ValueError for a format or a K outside
     the format, TypeError for other types.
     """
     backend, array = _arrays.resolve(w)
@@ -104,23 +109,24 @@ def quantize(
     _native.quant_sizes(N, K, _spec_tuple(spec))
     if spec.is_dense:
         raise ValueError("group_size is 0, needs 32, 64 or 128")
-    codes = backend.empty_bytes((*lead, K * bits // 32), array)
-    scales = backend.empty((*lead, K // group_size), scale_code, array)
-    biases = backend.empty((*lead, K // group_size), scale_code, array)
+    backend.device(array)  # refuses devices that are neither
+    codes = backend.host_words((*lead, K * bits // 32))
+    scales = backend.host_empty((*lead, K // group_size), scale_code)
+    biases = backend.host_empty((*lead, K // group_size), scale_code)
     _native.quantize(
         backend.to_f32(array).reshape(N, K), N, K, _spec_tuple(spec),
         backend.native(codes), backend.native(scales), backend.native(biases),
     )
-    return QuantizedTensor(
-        backend.result(codes), backend.result(scales), backend.result(biases), bits, group_size
-    )
+    made = (backend.result(backend.from_host(part, array)) for part in (codes, scales, biases))
+    return QuantizedTensor(*made, bits, group_size)
 
 
 def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> Any:
     """The weight [..., N, K]: scale * code + bias, exact, rounded once to dtype.
 
-    dtype: f32, f16 or bf16; by default the type of the scales. Returns an array of the library of
-    weight.codes. Raises ValueError when the parts contradict each other.
+    dtype: f32, f16 or bf16; by default the type of the scales. Returns an array of the library and on
+    the device of weight.codes; the work is done on the CPU, as by `quantize`. Raises ValueError when
+    the parts contradict each other.
     """
     backend, codes = _arrays.resolve(weight.codes)
     spec = weight.spec
@@ -128,13 +134,13 @@ def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> Any:
     N, K = math.prod(weight.shape[:-1]), weight.K
     out = numpy.empty((N, K), numpy.float32)
     if N and K:
-        words, scales, biases = _parts(backend, weight)
+        words, scales, biases = map(backend.on_host, _parts(backend, weight))
         _native.dequantize(words, scales, biases, N, K, _spec_tuple(spec), code, out)
     return backend.result(backend.from_f32(out.reshape(weight.shape), code, codes))
 
 
-def _parts(backend: Any, weight: QuantizedTensor) -> _Parts:
-    """codes, scales and biases as the extension module takes them: contiguous, checked types."""
+def _parts(backend: Any, weight: QuantizedTensor) -> tuple[Any, ...]:
+    """codes, scales and biases: contiguous, of checked types, on one device."""
     codes = backend.codes(_arrays.same_library(backend, weight.codes, "codes"))
     parts = [codes]
     kinds = set()
@@ -144,19 +150,26 @@ def _parts(backend: Any, weight: QuantizedTensor) -> _Parts:
         parts.append(part)
     if len(kinds) != 1:
         raise TypeError("scales and biases have two types, need one")
-    words, scales, biases = (backend.native(backend.contiguous(part)) for part in parts)
-    return words, scales, biases
+    places = {_arrays.device_name(backend.device(part)) for part in parts}
+    if len(places) != 1:
+        raise ValueError(f"codes, scales and biases are on {' and '.join(sorted(places))}, need one "
+                         "device")
+    return tuple(backend.contiguous(part) for part in parts)
 
 
 class PackedWeight:
     """Weights re-laid for the kernels, with the plan that runs them. Made by `qmlp.pack`.
 
     Immutable; may be used from several threads at once. One array (a linear layer) or two (gate and
-    up of a SwiGLU).
+    up of a SwiGLU). On a CUDA device its memory is the library's own, outside the pools of torch and
+    CuPy; freeing it waits for the device.
     """
 
-    __slots__ = ("plan", "N", "K", "specs", "activation", "_handle", "_code", "_device",
-                 "__weakref__")
+    __slots__ = ("plan", "N", "K", "specs", "activation", "is_swiglu", "_handle", "_code", "_device",
+                 "_ordinal", "_plan", "_number", "_halves", "__weakref__")
+
+    is_swiglu: bool
+    """Holds gate and up."""
 
     def __init__(self, plan: Plan, handle: Any, N: int, K: int, specs: tuple[QuantSpec, ...],
                  device: tuple[int, int]) -> None:
@@ -165,14 +178,20 @@ class PackedWeight:
         self.K = K
         self.specs = specs
         self.activation = plan.problem.activation
+        self.is_swiglu = len(specs) == 2
         self._handle = handle
         self._code = _dtypes.code_of(self.activation)
         self._device = device
+        self._ordinal = device[1] if device[0] == CUDA else None
+        self._plan = plan._handle
+        self._number = next(_numbers)
+        self._halves: tuple[PackedWeight, PackedWeight] | None = None
+        _by_number[self._number] = self
 
     @property
-    def is_swiglu(self) -> bool:
-        """Holds gate and up."""
-        return len(self.specs) == 2
+    def device(self) -> str:
+        """"cpu" or "cuda:N"."""
+        return _arrays.device_name(self._device)
 
     @property
     def nbytes(self) -> int:
@@ -185,7 +204,8 @@ class PackedWeight:
         return self._handle.non_finite()
 
     def part(self, index: int) -> PackedWeight:
-        """The gate (0) or up (1) half as a linear weight that shares the memory."""
+        """The gate (0) or up (1) half as a linear weight, which shares the memory on a CPU and is a copy
+        on a CUDA device, where gate and up are interleaved."""
         half = self._handle.part(index)
         problem = self.plan.problem
         if not isinstance(problem, SwigluProblem):
@@ -204,16 +224,48 @@ class PackedWeight:
         self._handle.decode_row(row, backend.native(out), self._code)
         return out[0]
 
+    def unpack(self, index: int = 0, *, like: Any = None) -> QuantizedTensor:
+        """The gate (0) or up (1), or the linear weight (0), as the source held it, bit for bit.
+
+        Returns NumPy arrays, or arrays of like's library on its device. Waits for the device. Raises
+        UnsupportedError for a weight whose codes were not kept: a dense one, or scales of another type
+        than the activation's.
+        """
+        if not 0 <= index < len(self.specs):
+            raise ValueError(f"index is {index}, the weight has {len(self.specs)} parts")
+        spec = self.specs[index]
+        if spec.is_dense:
+            raise UnsupportedError("unpack: the weight is dense, it has no codes")
+        backend, like = _arrays.resolve(numpy.empty(0) if like is None else like)
+        code = _dtypes.code_of(spec.scale_dtype)
+        codes = backend.empty_words((self.N, self.K * spec.bits // 32), like)
+        scales, biases = (backend.empty((self.N, self.K // spec.group_size), code, like)
+                          for _ in range(2))
+        device = backend.device(codes)
+        if device[0] == CUDA:
+            backend.synchronize(device[1])  # the pools' memory may still be in use on the stream
+        _native.unpack_rows(self._handle, index, 0, self.N,
+                            *(backend.memory(part)[0] for part in (codes, scales, biases)))
+        return QuantizedTensor(*map(backend.result, (codes, scales, biases)), spec.bits,
+                               spec.group_size)
+
+    def _half(self, index: int) -> PackedWeight:
+        """`part`, made once: for gradients."""
+        if self._halves is None:
+            self._halves = (self.part(0), self.part(1))
+        return self._halves[index]
+
     def __repr__(self) -> str:
         formats = " and ".join(str(spec) for spec in self.specs)
         return (f"qmlp.PackedWeight([{self.N}, {self.K}], {formats}, {self.activation}, "
-                f"{self.plan.device})")
+                f"{self.device})")
 
 
 def pack(
     weight: Any,
     up: Any = None,
     *,
+    device: Any = None,
     activation: Any = None,
     precision: str = "match",
     accumulation: str | None = None,
@@ -225,52 +277,103 @@ def pack(
 
     weight: a QuantizedTensor [N, K], or a float array [N, K] (kept dense).
     up: the second weight of a SwiGLU; `weight` is then its gate, and both are [intermediate, hidden].
+    device: "cpu", "cuda:N", "cuda" (which is cuda:0) or a torch.device; by default where the arrays
+    are. Arrays on the CPU can be packed for either, arrays on a CUDA device for that device; those never
+    pass through the CPU.
     activation: type of x and of the results, "f32", "f16" or "bf16"; by default the type of the
     scales. The other arguments are those of LinearProblem, SwigluProblem and Plan.
 
-    Returns a PackedWeight on the device of the arrays. Raises UnsupportedError when no kernel takes the
-    problem, ValueError or TypeError for contradicting shapes and types.
+    Returns a PackedWeight; waits for the device. Raises UnsupportedError when no kernel takes the
+    problem, ValueError or TypeError for contradicting shapes and types, DeviceError for a device that
+    is not there.
     """
-    backend, parts, spec, N, K, where = _source(weight, "weight")
-    code = _dtypes.code_of(spec.scale_dtype if activation is None else activation)
-    name = _dtypes.NAMES[code]
-    device_name = "cpu" if where[0] == CPU else f"cuda:{where[1]}"
+    first = _Source(weight, "weight")
+    sources = [first] if up is None else [first, _Source(up, "up")]
+    second = sources[-1]
+    if second.shape != first.shape:
+        raise ValueError(f"gate is {list(first.shape)}, up is {list(second.shape)}: need one shape")
+    if second.device != first.device:
+        raise ValueError(f"gate is on {_arrays.device_name(first.device)}, up on "
+                         f"{_arrays.device_name(second.device)}: need one device")
+    where = first.device if device is None else _device_of(device)
+    if where != first.device and first.device[0] != CPU:
+        raise ValueError(f"weight is on {_arrays.device_name(first.device)}, packing it for {device} "
+                         "needs it there or on the cpu")
+    code = _dtypes.code_of(first.spec.scale_dtype if activation is None else activation)
+    common: dict[str, Any] = {
+        "activation": _dtypes.NAMES[code], "M_max": _ANY_M, "accumulation": accumulation,
+        "segments": segments}
+    N, K = first.shape
+    problem: LinearProblem | SwigluProblem
     if up is None:
-        plan = Plan(
-            LinearProblem(N=N, K=K, weight=spec, activation=name, M_max=_ANY_M,
-                          accumulation=accumulation, segments=segments),
-            device=device_name, force_kernel=force_kernel, force_isa=force_isa)
-        handle = _native.pack_linear(plan._handle, where, *parts, N, K, _spec_tuple(spec))
-        return PackedWeight(plan, handle, N, K, (spec,), where[:2])
-    up_backend, up_parts, up_spec, up_N, up_K, up_where = _source(up, "up")
-    if (up_N, up_K) != (N, K):
-        raise ValueError(f"gate is [{N}, {K}], up is [{up_N}, {up_K}]: need one shape")
-    if up_where[:2] != where[:2]:
-        raise ValueError("gate and up are on two devices, need one")
-    plan = Plan(
-        SwigluProblem(hidden=K, intermediate=N, gate=spec, up=up_spec, activation=name,
-                      precision=precision, M_max=_ANY_M, accumulation=accumulation,
-                      segments=segments),
-        device=device_name, force_kernel=force_kernel, force_isa=force_isa)
-    handle = _native.pack_swiglu(plan._handle, where, *parts, _spec_tuple(spec), *up_parts,
-                                 _spec_tuple(up_spec), N, K)
-    return PackedWeight(plan, handle, N, K, (spec, up_spec), where[:2])
+        problem = LinearProblem(N=N, K=K, weight=first.spec, **common)
+    else:
+        problem = SwigluProblem(hidden=K, intermediate=N, gate=first.spec, up=second.spec,
+                                precision=precision, **common)
+    plan = Plan(problem, device=_arrays.device_name(where), force_kernel=force_kernel,
+                force_isa=force_isa)
+    stream = first.wait() if first.device[0] == CUDA else 0
+    if up is not None and second.device[0] == CUDA:
+        second.wait()
+
+    def run() -> Any:
+        place = (*where, stream)
+        if up is None:
+            return _native.pack_linear(plan._handle, place, first.memory(), N, K,
+                                       _spec_tuple(first.spec))
+        return _native.pack_swiglu(plan._handle, place, first.memory(), _spec_tuple(first.spec),
+                                   second.memory(), _spec_tuple(second.spec), N, K)
+
+    try:
+        handle = run()
+    except OutOfMemoryError:
+        # The pools of torch and CuPy may hold what the device lacks.
+        if where[0] == CPU or not _arrays.release_caches():
+            raise
+        handle = run()
+    return PackedWeight(plan, handle, N, K, tuple(source.spec for source in sources), where)
 
 
-def _source(weight: Any, name: str) -> tuple[Any, _Parts, QuantSpec, int, int, Any]:
-    if isinstance(weight, QuantizedTensor):
-        if len(weight.shape) != 2:
-            raise ValueError(f"{name} is {list(weight.shape)}, needs [N, K]")
-        backend, codes = _arrays.resolve(weight.codes)
-        return (backend, _parts(backend, weight), weight.spec, weight.N, weight.K,
-                backend.device(codes))
-    backend, array = _arrays.resolve(weight)
-    if array.ndim != 2:
-        raise ValueError(f"{name} is {list(array.shape)}, needs [N, K]")
-    spec = QuantSpec.dense(_dtypes.NAMES[backend.dtype(array)])
-    N, K = (int(n) for n in array.shape)
-    return (backend, (backend.native(backend.contiguous(array)), None, None), spec, N, K,
-            backend.device(array))
+class _Source:
+    """One array to pack: its format, its parts, where they are."""
+
+    def __init__(self, weight: Any, name: str) -> None:
+        if isinstance(weight, QuantizedTensor):
+            if len(weight.shape) != 2:
+                raise ValueError(f"{name} is {list(weight.shape)}, needs [N, K]")
+            self.backend, _ = _arrays.resolve(weight.codes)
+            self.parts = _parts(self.backend, weight)
+            self.spec = weight.spec
+            self.shape = (weight.N, weight.K)
+        else:
+            self.backend, array = _arrays.resolve(weight)
+            if array.ndim != 2:
+                raise ValueError(f"{name} is {list(array.shape)}, needs [N, K]")
+            self.spec = QuantSpec.dense(_dtypes.NAMES[self.backend.dtype(array)])
+            self.parts = (self.backend.contiguous(array),)
+            self.shape = (int(array.shape[0]), int(array.shape[1]))
+        self.device = self.backend.device(self.parts[0])
+
+    def wait(self) -> int:
+        """Until the arrays are written. Returns the stream."""
+        self.backend.synchronize(self.device[1])
+        return self.backend.stream(self.device[1])
+
+    def memory(self) -> tuple[int, ...]:
+        """Address and bytes of codes, scales and biases."""
+        flat = [number for part in self.parts for number in self.backend.memory(part)]
+        return (*flat, *(0,) * (6 - len(flat)))
+
+
+def _device_of(device: Any) -> tuple[int, int]:
+    """From "cpu", "cuda", "cuda:N" or a torch.device, which spells itself so."""
+    name = str(device)
+    if name == "cpu":
+        return _arrays.HOST
+    kind, colon, ordinal = name.partition(":")
+    if kind != "cuda" or (colon and not ordinal.isdecimal()):
+        raise ValueError(f"device is {name!r}, needs \"cpu\", \"cuda\" or \"cuda:N\"")
+    return (CUDA, int(ordinal or 0))
 
 
 __all__ = ["PackedWeight", "QuantizedTensor", "dequantize", "pack", "quantize", "CUDA"]

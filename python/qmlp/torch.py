@@ -1,39 +1,39 @@
-"""The ops as torch custom ops, with shapes for tracing: torch.compile takes them without a graph break.
+"""The ops as torch custom ops: torch.compile takes them without a graph break, autograd differentiates
+them.
 
-    packed = qmlp.pack(qmlp.quantize(w), activation="bf16")
-    y = qmlp.torch.quantized_linear(x, packed)          # torch.ops.qmlp.quantized_linear
+    packed = qmlp.pack(qmlp.quantize(w), activation="bf16", device="cuda")
+    y = qmlp.torch.quantized_linear(x, packed)
     layer = qmlp.torch.QuantizedLinear(packed)          # a module without parameters
 
-A packed weight enters a graph as a number; whoever runs the graph must keep the weight alive, as a
-module does. Not differentiable: use under torch.no_grad() or on frozen layers.
+The functions are `qmlp.quantized_linear` and so on: outside of torch.compile they call the library
+directly, inside it they are torch.ops.qmlp.quantized_linear and so on. A packed weight enters a graph as
+a number; whoever runs the graph must keep the weight alive, as a module does.
+
+Gradients reach x, the linear biases and the residual; a packed weight is frozen. The gradient of x is
+the incoming one times the decoded weight, by torch.matmul. The backward pass decodes the weight, a block
+of 1024 input features at a time, and for a SwiGLU computes gate and up again.
 """
 
 # No `from __future__ import annotations`: torch reads the signatures of custom ops.
-import itertools
-import weakref
-from typing import Optional
+from typing import Any, Optional
 
 try:
     import torch
 except ImportError as error:
     raise ImportError("qmlp.torch needs torch: pip install torch") from error
 
-from . import _ops
-from ._weights import PackedWeight
+from . import _arrays, _ops, _torch_calls
+from ._weights import PackedWeight, _by_number
 
-_numbers = itertools.count(1)
-_number_of: "weakref.WeakKeyDictionary[PackedWeight, int]" = weakref.WeakKeyDictionary()
-_by_number: "weakref.WeakValueDictionary[int, PackedWeight]" = weakref.WeakValueDictionary()
+_backend = _arrays.torch_backend()
+
+_BLOCK = 1024
 
 
 def _number(weight: PackedWeight) -> int:
     if not isinstance(weight, PackedWeight):
         raise TypeError(f"weight is a {type(weight).__name__}, needs a PackedWeight: qmlp.pack")
-    number = _number_of.get(weight)
-    if number is None:
-        number = _number_of[weight] = next(_numbers)
-        _by_number[number] = weight
-    return number
+    return weight._number
 
 
 def _weight(number: int) -> PackedWeight:
@@ -43,37 +43,62 @@ def _weight(number: int) -> PackedWeight:
     return weight
 
 
-@torch.library.custom_op("qmlp::quantized_linear", mutates_args=())
+def _shape(op: str, x: torch.Tensor, first: PackedWeight, last: PackedWeight) -> torch.Tensor:
+    torch._check(x.dim() >= 1 and x.shape[-1] == first.K,
+                 lambda: f"{op}: x is {list(x.shape)}, needs [..., {first.K}]")
+    torch._check(x.device.type == first.device.partition(":")[0],
+                 lambda: f"{op}: x is on {x.device}, the weight on {first.device}: need one device")
+    return x.new_empty((*x.shape[:-1], last.N))
+
+
+@torch.library.custom_op(
+    "qmlp::quantized_linear", mutates_args=(),
+    schema="(Tensor x, int weight, Tensor? linear_bias, Tensor? residual) -> Tensor")
 def _linear(
     x: torch.Tensor,
     weight: int,
     linear_bias: Optional[torch.Tensor],
     residual: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    return _ops.quantized_linear(x, _weight(weight), linear_bias=linear_bias, residual=residual)
+    packed = _weight(weight)
+    result = _torch_calls.linear(x, packed, linear_bias, residual, None)
+    if result is None:
+        result = _ops._linear(_backend, x, packed, linear_bias, residual, None)
+    return result
 
 
 @_linear.register_fake
 def _(x, weight, linear_bias, residual):
-    return x.new_empty((*x.shape[:-1], _weight(weight).N))
+    packed = _weight(weight)
+    return _shape("quantized_linear", x, packed, packed)
 
 
-@torch.library.custom_op("qmlp::fused_swiglu", mutates_args=())
+@torch.library.custom_op(
+    "qmlp::fused_swiglu", mutates_args=(),
+    schema="(Tensor x, int weight, Tensor? gate_bias, Tensor? up_bias) -> Tensor")
 def _swiglu(
     x: torch.Tensor,
     weight: int,
     gate_bias: Optional[torch.Tensor],
     up_bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    return _ops.fused_swiglu(x, _weight(weight), gate_bias=gate_bias, up_bias=up_bias)
+    packed = _weight(weight)
+    result = _torch_calls.swiglu(x, packed, gate_bias, up_bias, None, None)
+    if result is None:
+        result = _ops._swiglu(_backend, x, packed, None, gate_bias, up_bias, None, None)
+    return result
 
 
 @_swiglu.register_fake
 def _(x, weight, gate_bias, up_bias):
-    return x.new_empty((*x.shape[:-1], _weight(weight).N))
+    packed = _weight(weight)
+    return _shape("fused_swiglu", x, packed, packed)
 
 
-@torch.library.custom_op("qmlp::fused_mlp", mutates_args=())
+@torch.library.custom_op(
+    "qmlp::fused_mlp", mutates_args=(),
+    schema="(Tensor x, int gate_up, int down, Tensor? gate_bias, Tensor? up_bias, Tensor? down_bias, "
+           "Tensor? residual) -> Tensor")
 def _mlp(
     x: torch.Tensor,
     gate_up: int,
@@ -83,14 +108,126 @@ def _mlp(
     down_bias: Optional[torch.Tensor],
     residual: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    return _ops.fused_mlp(
-        x, _weight(gate_up), _weight(down), gate_bias=gate_bias, up_bias=up_bias,
-        down_bias=down_bias, residual=residual)
+    first, last = _weight(gate_up), _weight(down)
+    result = _torch_calls.mlp(x, first, last, gate_bias, up_bias, down_bias, residual, None)
+    if result is None:
+        result = _ops._mlp(_backend, x, first, last, gate_bias, up_bias, down_bias, residual, None)
+    return result
 
 
 @_mlp.register_fake
 def _(x, gate_up, down, gate_bias, up_bias, down_bias, residual):
-    return x.new_empty((*x.shape[:-1], _weight(down).N))
+    return _shape("fused_mlp", x, _weight(gate_up), _weight(down))
+
+
+# Gradients. The decoded weight is the op's own answer to the unit matrix, so that no other way to
+# decode is needed and a graph can hold the backward pass.
+
+
+def _times_weight(grad: torch.Tensor, number: int) -> torch.Tensor:
+    """grad[..., N] times the decoded weight [N, K]."""
+    weight = _weight(number)
+    flat = grad.reshape(-1, weight.N)
+    columns = []
+    for begin in range(0, weight.K, _BLOCK):
+        rows = torch.arange(begin, min(begin + _BLOCK, weight.K), device=grad.device)
+        unit = (rows[:, None] == torch.arange(weight.K, device=grad.device)).to(grad.dtype)
+        columns.append(flat @ _linear(unit, number, None, None).T)
+    return torch.cat(columns, -1).reshape(*grad.shape[:-1], weight.K)
+
+
+def _bias_grad(grad: torch.Tensor, N: int) -> torch.Tensor:
+    return grad.reshape(-1, N).sum(0)
+
+
+def _swiglu_grads(ctx: Any, grad: torch.Tensor, number: int) -> tuple:
+    """Of x, gate_bias and up_bias; None where not asked for."""
+    x, gate_bias, up_bias = ctx.saved_tensors
+    weight = _weight(number)
+    halves = [_number(weight._half(i)) for i in range(2)]
+    gate = _linear(x, halves[0], gate_bias, None).float()
+    up = _linear(x, halves[1], up_bias, None).float()
+    wide = grad.float()
+    sigmoid = torch.sigmoid(gate)
+    to_gate = (wide * up * sigmoid * (1 + gate * (1 - sigmoid))).to(grad.dtype)
+    to_up = (wide * gate * sigmoid).to(grad.dtype)
+    to_x = None
+    if ctx.wants_x:
+        to_x = _times_weight(to_gate, halves[0]) + _times_weight(to_up, halves[1])
+    return (to_x, None if gate_bias is None else _bias_grad(to_gate, weight.N),
+            None if up_bias is None else _bias_grad(to_up, weight.N))
+
+
+def _linear_setup(ctx, inputs, output):
+    _, ctx.weight, linear_bias, residual = inputs
+    ctx.has = (linear_bias is not None, residual is not None)
+
+
+def _linear_backward(ctx, grad):
+    wants_x, _, wants_bias, wants_residual = ctx.needs_input_grad
+    return (_times_weight(grad, ctx.weight) if wants_x else None,
+            None,
+            _bias_grad(grad, grad.shape[-1]) if wants_bias and ctx.has[0] else None,
+            grad if wants_residual and ctx.has[1] else None)
+
+
+def _swiglu_setup(ctx, inputs, output):
+    x, ctx.weight, gate_bias, up_bias = inputs
+    ctx.save_for_backward(x, gate_bias, up_bias)
+
+
+def _swiglu_backward(ctx, grad):
+    ctx.wants_x = ctx.needs_input_grad[0]
+    to_x, to_gate_bias, to_up_bias = _swiglu_grads(ctx, grad, ctx.weight)
+    return to_x, None, to_gate_bias, to_up_bias
+
+
+def _mlp_setup(ctx, inputs, output):
+    x, ctx.gate_up, ctx.down, gate_bias, up_bias, down_bias, residual = inputs
+    ctx.has = (down_bias is not None, residual is not None)
+    ctx.save_for_backward(x, gate_bias, up_bias)
+
+
+def _mlp_backward(ctx, grad):
+    needs = ctx.needs_input_grad
+    ctx.wants_x = needs[0]
+    inner = (None, None, None)
+    if needs[0] or needs[3] or needs[4]:
+        inner = _swiglu_grads(ctx, _times_weight(grad, ctx.down), ctx.gate_up)
+    to_x, to_gate_bias, to_up_bias = inner
+    return (to_x, None, None, to_gate_bias, to_up_bias,
+            _bias_grad(grad, grad.shape[-1]) if needs[5] and ctx.has[0] else None,
+            grad if needs[6] and ctx.has[1] else None)
+
+
+_linear.register_autograd(_linear_backward, setup_context=_linear_setup)
+_swiglu.register_autograd(_swiglu_backward, setup_context=_swiglu_setup)
+_mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)
+
+
+def _refuse_outputs(op: str, *outputs: Any) -> None:
+    if any(output is not None for output in outputs):
+        raise ValueError(f"{op}: out and gate_tap cannot be given where torch traces the call, needs a "
+                         "new result")
+
+
+def _linear_op(x, weight, linear_bias, residual, out=None):
+    _refuse_outputs("quantized_linear", out)
+    return _linear(x, _number(weight), linear_bias, residual)
+
+
+def _swiglu_op(x, weight, gate_bias, up_bias, gate_tap=None, out=None):
+    _refuse_outputs("fused_swiglu", gate_tap, out)
+    return _swiglu(x, _number(weight), gate_bias, up_bias)
+
+
+def _mlp_op(x, gate_up, down, gate_bias, up_bias, down_bias, residual, out=None):
+    _refuse_outputs("fused_mlp", out)
+    return _mlp(x, _number(gate_up), _number(down), gate_bias, up_bias, down_bias, residual)
+
+
+# For `_ops`, where torch has to see the op itself.
+_ops_by_name = {"linear": _linear_op, "swiglu": _swiglu_op, "mlp": _mlp_op}
 
 
 def quantized_linear(
@@ -101,7 +238,8 @@ def quantized_linear(
     residual: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """out[..., N] = x[..., K] * w^T (+ linear_bias [N]) (+ residual). As `qmlp.quantized_linear`."""
-    return _linear(x, _number(weight), linear_bias, residual)
+    _number(weight)
+    return _ops.quantized_linear(x, weight, linear_bias=linear_bias, residual=residual)
 
 
 def fused_swiglu(
@@ -112,7 +250,8 @@ def fused_swiglu(
     up_bias: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """out[..., intermediate] = silu(x * gate^T) * (x * up^T). As `qmlp.fused_swiglu`."""
-    return _swiglu(x, _number(gate_up), gate_bias, up_bias)
+    _number(gate_up)
+    return _ops.fused_swiglu(x, gate_up, gate_bias=gate_bias, up_bias=up_bias)
 
 
 def fused_mlp(
@@ -126,11 +265,14 @@ def fused_mlp(
     residual: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """The whole MLP (+ residual). As `qmlp.fused_mlp`."""
-    return _mlp(x, _number(gate_up), _number(down), gate_bias, up_bias, down_bias, residual)
+    _number(gate_up)
+    return _ops.fused_mlp(x, gate_up, down, gate_bias=gate_bias, up_bias=up_bias,
+                          down_bias=down_bias, residual=residual)
 
 
 class QuantizedLinear(torch.nn.Module):
-    """A linear layer on a packed weight; holds no parameters."""
+    """A linear layer on a packed weight; holds no parameters. `.to(device)` does not move the weight:
+    pack it for the device."""
 
     def __init__(self, weight: PackedWeight, linear_bias: Optional[torch.Tensor] = None) -> None:
         super().__init__()
@@ -138,16 +280,19 @@ class QuantizedLinear(torch.nn.Module):
         self.number = _number(weight)
         self.register_buffer("linear_bias", linear_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] to [..., N]."""
-        return _linear(x, self.number, self.linear_bias, None)
+    def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """x [..., K] to [..., N], plus the residual if there is one."""
+        if torch.compiler.is_compiling():
+            return _linear(x, self.number, self.linear_bias, residual)
+        return _ops.quantized_linear(x, self.weight, linear_bias=self.linear_bias, residual=residual)
 
     def extra_repr(self) -> str:
         return repr(self.weight)
 
 
 class FusedMLP(torch.nn.Module):
-    """down(silu(gate(x)) * up(x)) on packed weights; holds no parameters."""
+    """down(silu(gate(x)) * up(x)) on packed weights; holds no parameters. `.to(device)` does not move
+    the weights: pack them for the device."""
 
     def __init__(self, gate_up: PackedWeight, down: PackedWeight) -> None:
         super().__init__()
@@ -157,7 +302,9 @@ class FusedMLP(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:
         """x [..., hidden] to [..., N], plus the residual if there is one."""
-        return _mlp(x, self.numbers[0], self.numbers[1], None, None, None, residual)
+        if torch.compiler.is_compiling():
+            return _mlp(x, self.numbers[0], self.numbers[1], None, None, None, residual)
+        return _ops.fused_mlp(x, self.gate_up, self.down, residual=residual)
 
     def extra_repr(self) -> str:
         return f"{self.gate_up!r}, {self.down!r}"

@@ -1,5 +1,6 @@
 #include "c_api/convert.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/try.h"
@@ -190,7 +191,26 @@ Result<Stream> to_stream(const qmlp_stream* stream, CudaStream& storage) {
     storage.cuda_stream = stream->handle;
     return stream_of(storage, stream->device_ordinal);
   }
-  return enum_error("stream.device_kind", stream->device_kind, "QMLP_CPU or QMLP_CUDA");
+  if (stream->device_kind == QMLP_CUDA_RECORDER) {
+    auto* recorder = static_cast<qmlp_cuda_recorder*>(stream->handle);
+    if (recorder == nullptr || recorder->launch == nullptr) {
+      return Error{Errc::invalid_argument, "stream: handle is null, needs a qmlp_cuda_recorder"};
+    }
+    storage.record_context = recorder;
+    storage.record = [](void* context, const CudaLaunch& launch) {
+      const auto* to = static_cast<const qmlp_cuda_recorder*>(context);
+      qmlp_cuda_launch given = {};
+      given.function = launch.function;
+      std::copy_n(launch.grid, 3, given.grid);
+      std::copy_n(launch.block, 3, given.block);
+      given.shared_bytes = launch.shared_bytes;
+      given.params = launch.params;
+      return to->launch(to->context, &given) == QMLP_OK;
+    };
+    return stream_of(storage, stream->device_ordinal);
+  }
+  return enum_error("stream.device_kind", stream->device_kind,
+                    "QMLP_CPU, QMLP_CUDA or QMLP_CUDA_RECORDER");
 }
 
 }  // namespace qmlp::c_api

@@ -23,6 +23,9 @@ struct qmlp_plan {
 struct qmlp_weight {
   qmlp::PackedWeightPtr weight;
 };
+struct qmlp_attention_cache {
+  std::unique_ptr<qmlp::AttentionCache> cache;
+};
 struct qmlp_checkpoint {
   std::shared_ptr<const qmlp::Checkpoint> checkpoint;
 };

@@ -178,21 +178,24 @@ qmlp_status qmlp_weight_unpack_rows(const qmlp_weight* weight, int32_t part, int
   return guarded([&]() -> qmlp::Status {
     constexpr const char* kName = "qmlp_weight_unpack_rows";
     QMLP_NOT_NULL(kName, weight);
-    QMLP_ASSIGN(const qmlp::PackedWeightPtr half, qmlp::part(weight->weight, part));
-    const qmlp::PackedShape shape = qmlp::packed_shape(*half);
+    const qmlp::PackedShape shape = qmlp::packed_shape(*weight->weight);
+    if (part < 0 || part >= shape.num_parts) {  // refused there
+      return qmlp::unpack_rows(*weight->weight, part, 0, 0, {}, {}, {});
+    }
     if (row_count <= 0 || row_count > shape.N) {
       if (row_count == 0) return {};
       return qmlp::Error{qmlp::Errc::invalid_argument,
                          std::string(kName) + ": row_count is " + std::to_string(row_count) +
                              ", the weight has " + std::to_string(shape.N)};
     }
-    QMLP_ASSIGN(const qmlp::QuantSizes sizes, qmlp::quant_sizes(row_count, shape.K, shape.spec[0]));
+    QMLP_ASSIGN(const qmlp::QuantSizes sizes,
+                qmlp::quant_sizes(row_count, shape.K, shape.spec[part]));
     QMLP_NOT_NULL(kName, codes);
     if (sizes.scales_bytes != 0) {
       QMLP_NOT_NULL(kName, scales);
       QMLP_NOT_NULL(kName, biases);
     }
-    return qmlp::unpack_rows(*half, 0, row_begin, row_count,
+    return qmlp::unpack_rows(*weight->weight, part, row_begin, row_count,
                              {static_cast<std::byte*>(codes), sizes.codes_bytes},
                              {static_cast<std::byte*>(scales), sizes.scales_bytes},
                              {static_cast<std::byte*>(biases), sizes.scales_bytes});

@@ -24,8 +24,16 @@ Status supports_of(const char* function, const Problem* problem, const char* dev
   QMLP_NOT_NULL(function, problem);
   QMLP_NOT_NULL(function, out);
   QMLP_ASSIGN(const auto to, to_problem(problem));
-  QMLP_ASSIGN(const DeviceFacts facts, to_facts(device, nullptr));
-  fill(supports(to, facts), *out);
+  const Result<DeviceFacts> facts = to_facts(device, nullptr);
+  if (facts) {
+    fill(supports(to, *facts), *out);
+    return {};
+  }
+  // No driver, no GPU, one that is too old, a build without CUDA: an answer, not a mistake.
+  const Error& error = facts.error();
+  if (error.code != Errc::device && error.code != Errc::unsupported) return error;
+  fill(Support{Reason::no_device, "device", 0, "cpu or a CUDA device"}, *out);
+  std::snprintf(out->sentence, sizeof(out->sentence), "%s", error.message.c_str());
   return {};
 }
 
@@ -74,6 +82,16 @@ qmlp_status qmlp_pool_create(int32_t num_threads, qmlp_pool** out) {
   });
 }
 void qmlp_pool_free(qmlp_pool* pool) { delete pool; }
+qmlp_status qmlp_pool_run(qmlp_pool* pool, int64_t num_tasks,
+                          void (*task)(void* context, int64_t index, int32_t thread),
+                          void* context) {
+  return guarded([&]() -> qmlp::Status {
+    QMLP_NOT_NULL("qmlp_pool_run", pool);
+    QMLP_NOT_NULL("qmlp_pool_run", task);
+    pool->pool->run(num_tasks, task, context);
+    return {};
+  });
+}
 int32_t qmlp_pool_num_threads(const qmlp_pool* pool) {
   return pool == nullptr ? 0 : pool->pool->num_threads();
 }

@@ -72,22 +72,34 @@ PackedInfo info(const PackedWeight& weight) noexcept {
   return info;
 }
 
-void decode_packed_row(const PackedWeight& weight, std::int64_t row, void* out) noexcept {
-  decode_row(part_of(weight, 0), weight.activation, row, out);
+// Parts are matrices of their own.
+Result<std::shared_ptr<const void>> share_part(const PackedWeight& weight, int index) {
+  return weight.parts[index];
 }
 
-bool unpack_packed_rows(const PackedWeight& weight, int part, std::int64_t row_begin,
-                        std::int64_t row_count, std::byte* codes, std::byte* scales,
-                        std::byte* biases) noexcept {
+Status decode_packed_row(const PackedWeight& weight, std::int64_t row, std::byte* out,
+                         const Stream&) noexcept {
+  decode_row(part_of(weight, 0), weight.activation, row, out);
+  return {};
+}
+
+Status unpack_packed_rows(const PackedWeight& weight, int part, std::int64_t row_begin,
+                          std::int64_t row_count, std::byte* codes, std::byte* scales,
+                          std::byte* biases) noexcept {
   const PackedMatrix& packed = part_of(weight, part);
-  if (!can_unpack(packed)) return false;
+  if (!can_unpack(packed)) return plan::codes_not_kept();
   unpack_rows(packed, row_begin, row_count, codes, scales, biases);
-  return true;
+  return {};
+}
+
+Status activate(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
+                const Stream& stream) noexcept {
+  cpu::swiglu_activation(gate, up, out, stream);
+  return {};
 }
 
 constexpr Backend kBackend = {
-    kCpuKernels,        pack, info, true, decode_packed_row, swiglu_activation, nullptr,
-    unpack_packed_rows,
+    kCpuKernels, pack, info, share_part, decode_packed_row, activate, nullptr, unpack_packed_rows,
 };
 
 }  // namespace

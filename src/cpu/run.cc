@@ -112,8 +112,12 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   args.row_non_finite = scratch.row_non_finite;
 
   const std::int64_t units = num_units(problem);
-  const std::int64_t shares =
-      std::min<std::int64_t>({plan.device.num_threads, pool.num_threads(), units});
+  // Scratch is there for the plan's number of threads. Several shares a thread: one that is late,
+  // or shares its core, leaves some to the others.
+  const std::int64_t threads = std::min<std::int64_t>(plan.device.num_threads, pool.num_threads());
+  const bool is_small_pool = pool.num_threads() <= plan.device.num_threads;
+  constexpr std::int64_t kSharesPerThread = 4;
+  const std::int64_t shares = std::min(is_small_pool ? threads * kSharesPerThread : threads, units);
   for (std::int64_t row = 0; row < problem.M; row += scratch.rows) {
     args.row_begin = row;
     args.row_count = std::min(scratch.rows, problem.M - row);
@@ -126,9 +130,10 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
       pool.for_each(tiles,
                     [&](std::int64_t tile, int) { functions.pack_x(&args, tile, tile + 1); });
     }
-    pool.for_each(shares, [&](std::int64_t share, int) {
+    pool.for_each(shares, [&](std::int64_t share, int thread) {
+      const std::int64_t piece = is_small_pool ? thread : share;
       functions.compute(&args, units * share / shares, units * (share + 1) / shares,
-                        scratch.threads + share * scratch.thread_floats);
+                        scratch.threads + piece * scratch.thread_floats);
     });
   }
   return 0;

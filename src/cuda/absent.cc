@@ -1,3 +1,4 @@
+#include "cuda/device_tiles.h"
 #include "cuda/run.h"
 #include "qmlp/cuda.h"
 
@@ -10,8 +11,6 @@ Result<DeviceFacts> cuda_facts(int) {
 
 namespace cuda {
 
-struct DeviceTiles {};
-
 int run_kernel(const plan::Kernel&, const plan::OpCall&) noexcept {
   return static_cast<int>(Errc::unsupported);
 }
@@ -19,11 +18,30 @@ std::size_t kernel_workspace_bytes(const plan::Kernel&, const plan::Problem&,
                                    const DeviceFacts&) noexcept {
   return 0;
 }
-Result<std::shared_ptr<const DeviceTiles>> upload(const QuantizedTensorView*, int, DType,
-                                                  const Stream&) {
-  return Error{Errc::device, "this build has no CUDA"};
+void FreeDeviceMemory::operator()(std::uint8_t*) const noexcept {}
+
+namespace {
+
+// Without CUDA there are no CUDA plans that could run, and so no weights.
+Error absent() { return Error{Errc::device, "this build has no CUDA"}; }
+
+}  // namespace
+
+Result<DeviceTilesPtr> pack_on_device(std::span<const QuantizedTensorView>, DType, const Stream&) {
+  return absent();
 }
-std::size_t device_bytes(const DeviceTiles&) noexcept { return 0; }
+Result<DeviceTilesPtr> copy_part(const DeviceTiles&, int, const QuantSpec&) { return absent(); }
+Status unpack_device_rows(const PackedWeight&, int, std::int64_t, std::int64_t, std::byte*,
+                          std::byte*, std::byte*) noexcept {
+  return absent();
+}
+Status decode_device_row(const PackedWeight&, std::int64_t, std::byte*, const Stream&) noexcept {
+  return absent();
+}
+Status activate_on_device(const MatrixView&, const MatrixView&, const MutableMatrixView&,
+                          const Stream&) noexcept {
+  return absent();
+}
 std::string last_error() { return {}; }
 
 }  // namespace cuda

@@ -1,10 +1,12 @@
 #include "cuda/backend.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/checked.h"
 #include "base/try.h"
 #include "cuda/choice.h"
+#include "cuda/device_tiles.h"
 #include "cuda/run.h"
 
 namespace qmlp::cuda {
@@ -19,10 +21,27 @@ constexpr std::int64_t kAnyM = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint32_t kLayoutFragment = 16;
 constexpr auto kRun = kCompiled ? run_kernel : nullptr;
 
+std::int64_t chunks_of(const plan::Problem& problem) noexcept {
+  return ceil_div(problem.K, kChunkK);
+}
+std::int64_t num_tiles_of(const plan::Problem& problem) noexcept {
+  return tiles_of(problem.N, problem.op == Op::swiglu);
+}
+
+bool is_chosen_relay(const Kernel&, const plan::Problem& problem,
+                     const DeviceFacts& device) noexcept {
+  return prefers_relay(num_tiles_of(problem), chunks_of(problem), std::max(problem.segments, 1),
+                       device);
+}
+
 bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
                     const DeviceFacts& device) noexcept {
-  const TileConfig config = choose_tile(problem.M, tiles_of(problem.N, problem.op == Op::swiglu),
-                                        ceil_div(problem.K, kChunkK), device);
+  if (problem.M <= 8 &&
+      !(problem.op == Op::swiglu && prefers_tile(num_tiles_of(problem), device))) {
+    return false;
+  }
+  const TileConfig config =
+      choose_tile(problem.M, num_tiles_of(problem), chunks_of(problem), device);
   return kernel.body == kTileSm90 + static_cast<int>(config);
 }
 
@@ -33,14 +52,15 @@ bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
         segments, body, kLayoutFragment, M_begin, M_end, kRun, kernel_workspace_bytes, preferred \
   }
 #define QMLP_CUDA_TILE(op, dtype, tile, config)                                                 \
-  QMLP_CUDA_ROW(op, dtype, sm90a, tile, 1, kTileSm90 + static_cast<int>(TileConfig::config), 9, \
+  QMLP_CUDA_ROW(op, dtype, sm90a, tile, 1, kTileSm90 + static_cast<int>(TileConfig::config), 5, \
                 kAnyM, is_chosen_tile)
 #define QMLP_CUDA_OP(op, dtype)                                                                    \
-  QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k16, kMaxSegments, kStreamSm90, 0, 9, nullptr),             \
+  QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k512, kMaxSegments, kRelaySm90, 0, 9, is_chosen_relay),     \
       QMLP_CUDA_TILE(op, dtype, m256n16k64, t16), QMLP_CUDA_TILE(op, dtype, m128n16k64, t16_pair), \
       QMLP_CUDA_TILE(op, dtype, m256n32k64, t32), QMLP_CUDA_TILE(op, dtype, m128n32k64, t32_pair), \
       QMLP_CUDA_TILE(op, dtype, m256n64k64, t64), QMLP_CUDA_TILE(op, dtype, m128n128k64, t128),    \
       QMLP_CUDA_TILE(op, dtype, m128n256k64, t256),                                                \
+      QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k16, kMaxSegments, kStreamSm90, 0, 9, nullptr),         \
       QMLP_CUDA_ROW(op, dtype, sm80, m16n16k16, kMaxSegments, kStreamSm80, 0, kAnyM, nullptr)
 
 constexpr Kernel kKernels[] = {
@@ -50,22 +70,38 @@ constexpr Kernel kKernels[] = {
     QMLP_CUDA_OP(linear, f16),
 };
 
+const DeviceTiles& tiles_of(const PackedWeight& weight) noexcept {
+  return *static_cast<const DeviceTiles*>(weight.parts[0].get());
+}
+
 Status pack(std::span<const QuantizedTensorView> sources, const Stream& stream,
             PackedWeight& weight) {
-  QMLP_ASSIGN(weight.parts[0],
-              upload(sources.data(), static_cast<int>(sources.size()), weight.activation, stream));
+  QMLP_ASSIGN(weight.parts[0], pack_on_device(sources, weight.activation, stream));
   return {};
 }
 
 PackedInfo info(const PackedWeight& weight) noexcept {
+  const DeviceTiles& tiles = tiles_of(weight);
   PackedInfo info;
-  info.bytes = device_bytes(*static_cast<const DeviceTiles*>(weight.parts[0].get()));
-  info.blocks = (weight.N + 15) / 16 * weight.num_parts;
+  info.bytes = static_cast<std::size_t>(tiles.layout.bytes());
+  const std::int64_t blocks = ceil_div(weight.N, 16);
+  info.blocks = blocks * weight.num_parts;
+  for (int i = 0; i < weight.num_parts; ++i) {
+    const bool decoded = tiles.layout.format.half[i].bits == kDenseBits;
+    if (decoded && !weight.spec[i].is_dense()) info.exact_blocks += blocks;
+  }
+  info.non_finite = tiles.non_finite[0] || tiles.non_finite[1];
   return info;
 }
 
+Result<std::shared_ptr<const void>> part(const PackedWeight& weight, int index) {
+  QMLP_ASSIGN(DeviceTilesPtr own, copy_part(tiles_of(weight), index, weight.spec[index]));
+  return std::shared_ptr<const void>(std::move(own));
+}
+
 constexpr Backend kBackend = {
-    kKernels, pack, info, false, nullptr, nullptr, last_error,
+    kKernels,           pack, info, part, decode_device_row, activate_on_device, last_error,
+    unpack_device_rows,
 };
 
 }  // namespace

@@ -6,6 +6,44 @@
 
 namespace qmlp::cuda {
 
+std::optional<RelayChoice> choose_relay(const StreamShape& shape,
+                                        const DeviceFacts& device) noexcept {
+  const std::int64_t segments = shape.segments;
+  const std::int64_t teams = std::min(ceil_div(shape.num_tiles, std::int64_t{device.num_sms}),
+                                      std::max<std::int64_t>(1, kRelayMaxWarps / 2 / segments));
+  const std::int64_t chains = teams * segments;
+  const std::int64_t stages = ceil_div(ceil_div(shape.num_chunks, segments), kStreamStageChunks);
+  const std::int64_t legs = std::min(
+      {std::int64_t{kRelayMaxLegs}, kRelayMaxWarps / chains, std::max<std::int64_t>(1, stages)});
+  RelayChoice choice{};
+  choice.legs = static_cast<int>(legs);
+  choice.warps = static_cast<int>(chains * legs);
+  choice.grid =
+      static_cast<int>(std::min(ceil_div(shape.num_tiles, teams), std::int64_t{device.num_sms}));
+  choice.stages = static_cast<int>(std::clamp<std::int64_t>(ceil_div(stages, legs), 1, 3));
+  const std::size_t stage_bytes = static_cast<std::size_t>(kStreamStageChunks) *
+                                  static_cast<std::size_t>(shape.format.chunk_bytes());
+  const std::size_t sums = static_cast<std::size_t>(chains) * (segments > 1 ? 3 : 1) * 512;
+  for (; choice.stages > 0; --choice.stages) {
+    choice.shared_bytes =
+        static_cast<std::size_t>(choice.warps * choice.stages) * (stage_bytes + 8) + 128 +
+        shape.x_bytes + sums;
+    if (choice.shared_bytes + kStaticSharedBytes <= device.smem_bytes) return choice;
+  }
+  return std::nullopt;
+}
+
+bool prefers_relay(std::int64_t num_tiles, std::int64_t num_chunks, int segments,
+                   const DeviceFacts& device) noexcept {
+  const std::int64_t chains = ceil_div(num_tiles, std::int64_t{device.num_sms});
+  return segments == 1 && chains <= 2 && num_chunks >= 64 * chains &&
+         num_chunks % kStreamStageChunks == 0;
+}
+
+bool prefers_tile(std::int64_t num_tiles, const DeviceFacts& device) noexcept {
+  return num_tiles * 5 >= device.num_sms * 7 && num_tiles <= std::int64_t{16} * device.num_sms;
+}
+
 StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) noexcept {
   const int segments = shape.segments;
   StreamChoice choice{};

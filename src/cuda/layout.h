@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
+
 // The packed weight of the CUDA kernels, as sizes and positions alone, for host and device.
 //
 // A tile is 16 rows of an MMA's A operand in two halves of 8: gate rows and the up rows of the same
@@ -11,12 +13,6 @@
 // Within a half's codes lane (g, t) = (lane / 4, lane % 4) owns row g and, for each step j of 16 k,
 // the pairs k = 16j + 2t, +1 and k = 16j + 2t + 8, +9: pair i = 2j and 2j + 1. A scale set is 8
 // words, (scale, bias) of each row.
-#ifdef __CUDACC__
-#define QMLP_HOST_DEVICE __host__ __device__
-#else
-#define QMLP_HOST_DEVICE
-#endif
-
 namespace qmlp::cuda {
 
 constexpr int kChunkK = 64;

@@ -1,27 +1,26 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "cuda/layout.h"
+#include "cuda/device/packing.h"
 #include "qmlp/status.h"
 #include "qmlp/tensor.h"
 
 namespace qmlp::cuda {
 
-// A weight as the CUDA kernels read it, in host memory.
-struct HostTiles {
-  std::vector<std::uint8_t> bytes;
-  TileFormat format;
-  std::int64_t num_tiles = 0;
-  std::int64_t num_chunks = 0;
-  std::int64_t tile_bytes = 0;
-  float unscale[2] = {1.0f, 1.0f};
-  std::int64_t exact_tiles = 0;  // all of them when a half had to be decoded
+// How one matrix is kept in a tile's half.
+struct HalfChoice {
+  int bits;        // kDenseBits: as decoded weights
+  int group_size;  // the most that a scale set covers
+  int prescale;
 };
 
-// Packs one matrix (a linear) or gate and up (a SwiGLU) for 16-bit activations. A half is kept as
-// decoded weights when it is dense or its scales are not of the activation type.
-Result<HostTiles> pack_tiles(const QuantizedTensorView* weights, int num_weights, DType activation);
+// Whether a choice depends on the scales' values.
+bool needs_scale_range(const QuantSpec& spec, DType activation) noexcept;
+// A matrix is kept as decoded weights when it is dense, or its scales are not of the activation
+// type, or are too large. `range` is of its scales and biases where needs_scale_range says so.
+HalfChoice choose_half(const QuantSpec& spec, DType activation, const ScaleRange& range) noexcept;
+
+// Tiles of gate and up (a SwiGLU) or of one matrix (a linear, choices[0] alone).
+Result<TileLayout> lay_out_tiles(std::int64_t N, std::int64_t K, const HalfChoice* choices,
+                                 bool is_swiglu, DType activation);
 
 }  // namespace qmlp::cuda

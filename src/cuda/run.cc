@@ -3,61 +3,23 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "cuda/choice.h"
+#include "cuda/device_tiles.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/pack.h"
+#include "cuda/runtime.h"
 #include "plan/packed_weight.h"
 #include "qmlp/cuda.h"
 
 namespace qmlp {
 namespace cuda {
 
-struct DeviceTiles {
-  int ordinal = 0;
-  std::uint8_t* data = nullptr;
-  std::size_t bytes = 0;
-  TileFormat format;
-  std::int64_t num_tiles = 0, num_chunks = 0, tile_bytes = 0;
-  float unscale[2] = {1.0f, 1.0f};
-
-  DeviceTiles() = default;
-  DeviceTiles(const DeviceTiles&) = delete;
-  DeviceTiles& operator=(const DeviceTiles&) = delete;
-  ~DeviceTiles() { cudaFree(data); }
-};
-
 namespace {
 
 thread_local cudaError_t t_last_error = cudaSuccess;
-
-// Makes `ordinal` current for a scope and restores the caller's device.
-class DeviceScope {
- public:
-  explicit DeviceScope(int ordinal) noexcept {
-    cudaGetDevice(&before_);
-    status_ = before_ == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
-    changed_ = before_ != ordinal;
-  }
-  ~DeviceScope() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-  cudaError_t status() const noexcept { return status_; }
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-  cudaError_t status_ = cudaSuccess;
-};
-
-Error device_error(const char* what, cudaError_t error) {
-  return Error{error == cudaErrorMemoryAllocation ? Errc::out_of_memory : Errc::device,
-               std::string(what) + ": " + cudaGetErrorString(error)};
-}
 
 bool tile_can_read(const MatrixView& x) noexcept {
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.row_stride % 8 == 0;
@@ -66,37 +28,7 @@ bool tile_can_read(const MatrixView& x) noexcept {
 }  // namespace
 
 std::string last_error() {
-  return t_last_error == cudaSuccess ? std::string() : cudaGetErrorString(t_last_error);
-}
-
-std::size_t device_bytes(const DeviceTiles& tiles) noexcept { return tiles.bytes; }
-
-Result<std::shared_ptr<const DeviceTiles>> upload(const QuantizedTensorView* weights,
-                                                  int num_weights, DType activation,
-                                                  const Stream& stream) {
-  QMLP_ASSIGN(const HostTiles host, pack_tiles(weights, num_weights, activation));
-  const DeviceScope scope(stream.device.ordinal);
-  if (scope.status() != cudaSuccess) return device_error("pack", scope.status());
-  auto tiles = std::make_shared<DeviceTiles>();
-  tiles->ordinal = stream.device.ordinal;
-  tiles->bytes = host.bytes.size();
-  tiles->format = host.format;
-  tiles->num_tiles = host.num_tiles;
-  tiles->num_chunks = host.num_chunks;
-  tiles->tile_bytes = host.tile_bytes;
-  std::copy(host.unscale, host.unscale + 2, tiles->unscale);
-  void* data = nullptr;
-  if (const cudaError_t e = cudaMalloc(&data, std::max<std::size_t>(host.bytes.size(), 16));
-      e != cudaSuccess) {
-    return device_error("pack", e);
-  }
-  tiles->data = static_cast<std::uint8_t*>(data);
-  if (const cudaError_t e =
-          cudaMemcpy(tiles->data, host.bytes.data(), host.bytes.size(), cudaMemcpyHostToDevice);
-      e != cudaSuccess) {
-    return device_error("pack", e);
-  }
-  return std::shared_ptr<const DeviceTiles>(std::move(tiles));
+  return t_last_error == cudaSuccess ? std::string() : error_words(t_last_error);
 }
 
 std::size_t kernel_workspace_bytes(const plan::Kernel&, const plan::Problem& problem,
@@ -115,11 +47,11 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   if (t_last_error != cudaSuccess) return static_cast<int>(Errc::device);
 
   MatmulArgs args = {};
-  args.weights = tiles.data;
-  args.tile_bytes = tiles.tile_bytes;
-  args.format = tiles.format;
-  args.num_tiles = tiles.num_tiles;
-  args.num_chunks = tiles.num_chunks;
+  args.weights = tiles.data.get();
+  args.tile_bytes = tiles.layout.tile_bytes;
+  args.format = tiles.layout.format;
+  args.num_tiles = tiles.layout.num_tiles;
+  args.num_chunks = tiles.layout.num_chunks;
   args.x = call.x.data;
   args.x_stride = call.x.row_stride;
   args.M = call.x.rows;
@@ -140,30 +72,38 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   epilogue.is_swiglu = problem.op == plan::Op::swiglu;
   epilogue.wide = problem.precision == Precision::wide;
 
-  const auto cuda_stream = static_cast<cudaStream_t>(stream->cuda_stream);
   const bool bf16 = problem.activation == DType::bf16;
   int status = 0;
+  const auto launch = [&](auto of_bf16, auto of_f16, const auto&... first) {
+    return bf16 ? of_bf16(first..., args, device, *stream)
+                : of_f16(first..., args, device, *stream);
+  };
   // x that TMA cannot read goes to the stream kernel, and x that does not fit beside a stream
   // kernel's rings to the tile kernel.
   const std::size_t fragment_bytes = stream_fragment_bytes(args.M, args.num_chunks, device);
+  std::optional<RelayChoice> relay;
+  if (kernel.body == kRelaySm90) {
+    const std::size_t x_bytes =
+        shared_x_bytes(args.num_chunks, std::min<std::int64_t>(args.M, kRelayRows));
+    relay = choose_relay(
+        {args.format, args.num_tiles, args.num_chunks, args.segments, 1, x_bytes, 0}, device);
+  }
   const bool is_tile = kernel.body >= kTileSm90;
   const bool tile =
-      is_tile || (kernel.body == kStreamSm90 && fragment_bytes != 0 && args.segments == 1);
-  if (tile && tile_can_read(call.x)) {
+      is_tile || (kernel.body != kStreamSm80 && fragment_bytes != 0 && args.segments == 1);
+  if (relay) {
+    status = launch(launch_relay_bf16_sm90, launch_relay_f16_sm90, *relay);
+  } else if (tile && tile_can_read(call.x)) {
     const auto config = is_tile ? static_cast<TileConfig>(kernel.body - kTileSm90)
                                 : choose_tile(args.M, args.num_tiles, args.num_chunks, device);
-    status = bf16 ? launch_tile_bf16_sm90a(config, args, device, cuda_stream)
-                  : launch_tile_f16_sm90a(config, args, device, cuda_stream);
+    status = launch(launch_tile_bf16_sm90a, launch_tile_f16_sm90a, config);
   } else {
     if (fragment_bytes != 0) {
       args.x_fragments = reinterpret_cast<std::uint32_t*>(call.workspace.bytes.data());
     }
-    if (kernel.body == kStreamSm80) {
-      status = launch_stream_sm80(bf16 ? Element::bf16 : Element::f16, args, device, cuda_stream);
-    } else {
-      status = bf16 ? launch_stream_bf16_sm90(args, device, cuda_stream)
-                    : launch_stream_f16_sm90(args, device, cuda_stream);
-    }
+    status = kernel.body == kStreamSm80
+                 ? launch_stream_sm80(bf16 ? Element::bf16 : Element::f16, args, device, *stream)
+                 : launch(launch_stream_bf16_sm90, launch_stream_f16_sm90);
   }
   t_last_error = static_cast<cudaError_t>(status);
   return status == cudaSuccess ? 0 : static_cast<int>(Errc::device);

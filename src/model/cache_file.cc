@@ -14,6 +14,7 @@
 #include "base/concat.h"
 #include "base/try.h"
 #include "model/hash.h"
+#include "model/key_blocks.h"
 #include "model/session_impl.h"
 
 // The prompt cache file, little endian: Header, token ids (int32), then for each layer and KV head
@@ -83,25 +84,6 @@ class File {
  private:
   int fd_;
 };
-
-// Copies one head's keys between the cache's blocks and plain rows.
-template <class Element>
-void copy_keys(Element* blocks, Element* rows, std::int64_t positions, std::int64_t head_dim,
-               bool to_rows) {
-  for (std::int64_t p = 0; p < positions; ++p) {
-    Element* column =
-        blocks + p / cpu::kCacheBlock * cpu::kCacheBlock * head_dim + p % cpu::kCacheBlock;
-    Element* row = rows + p * head_dim;
-    for (std::int64_t d = 0; d < head_dim; ++d) {
-      Element& in_block = column[d * cpu::kCacheBlock];
-      if (to_rows) {
-        row[d] = in_block;
-      } else {
-        in_block = row[d];
-      }
-    }
-  }
-}
 
 // The rows of one head's keys (part 0) or values (part 1), to or from `rows`.
 void copy_head(const KvCache& cache, std::int64_t layer, std::int64_t head, int part,

@@ -9,6 +9,7 @@
 #include "base/concat.h"
 #include "base/float16.h"
 #include "base/try.h"
+#include "model/attention.h"
 #include "model/rope.h"
 #include "model/session_impl.h"
 
@@ -136,8 +137,8 @@ Status Session::Impl::allocate_scratch() {
     workspace_bytes_ = std::max(workspace_bytes_, plan.workspace_bytes(chunk));
   }
   score_stride_ = round_up(max_tokens, cpu::kCacheBlock);
-  scores_per_thread_ =
-      round_up(cpu::kAttentionRows * (score_stride_ + cache.head_dim + cache.v_row_stride), 64);
+  const std::int64_t scores_per_thread =
+      attention_scratch_floats(score_stride_, cache.head_dim, cache.v_row_stride);
   const FusionOptions& fusion = options.fusion;
   const bool may_be_unfused = !fusion.fused || fusion.fuse_min_m > 1 || fusion.fused_max_calls >= 0;
   const std::size_t element = size_of(m.activations);
@@ -159,8 +160,8 @@ Status Session::Impl::allocate_scratch() {
     if (m.activations != DType::f32) {
       s.logits = carver.take(std::min(chunk, kHeadRows), config.vocab_size, element);
     }
-    s.scores = reinterpret_cast<float*>(
-        carver.take(pool.num_threads(), scores_per_thread_, sizeof(float)));
+    s.scores =
+        reinterpret_cast<float*>(carver.take(pool.num_threads(), scores_per_thread, sizeof(float)));
     s.workspace = carver.take(1, static_cast<std::int64_t>(workspace_bytes_), 1);
     scratch_ = s;
     return carver.total();
@@ -246,32 +247,6 @@ Status Session::Impl::add_linear(const LinearOp& op, const MatrixView& in,
   return {};
 }
 
-void Session::Impl::attend(const cpu::AttentionArgs& args, std::int64_t M) {
-  const Model::Impl& m = impl();
-  const std::int64_t kv_heads = m.config.num_key_value_heads;
-  const std::int64_t rows = M * args.heads_per_kv;
-  // Rows of one call share each load of the cache; few calls are split further for idle threads.
-  std::int64_t rows_per_call = cpu::kAttentionRows;
-  while (rows_per_call > 1 && kv_heads * ceil_div(rows, rows_per_call) < pool.num_threads()) {
-    --rows_per_call;
-  }
-  const std::int64_t tiles = ceil_div(rows, rows_per_call);
-  auto run_one = [&](std::int64_t index, int thread) {
-    // A thread's range of indices alternates early tiles and late ones: late ones see more keys.
-    const std::int64_t turn = index / kv_heads;
-    const std::int64_t tile = turn % 2 == 0 ? turn / 2 : tiles - 1 - turn / 2;
-    const std::int64_t begin = tile * rows_per_call;
-    m.kernels->attention(&args, index % kv_heads, begin, std::min(rows, begin + rows_per_call),
-                         scratch_.scores + thread * scores_per_thread_);
-  };
-  const std::int64_t work = rows * kv_heads * args.head_dim * (args.position + M);
-  if (work < kSerialWork) {
-    for (std::int64_t index = 0; index < tiles * kv_heads; ++index) run_one(index, 0);
-  } else {
-    pool.for_each(tiles * kv_heads, run_one);
-  }
-}
-
 Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start, std::int64_t M) {
   const Model::Impl& m = impl();
   const ModelConfig& config = m.config;
@@ -331,7 +306,7 @@ Status Session::Impl::run_attention(std::int64_t layer_index, std::int64_t start
   attention.scale = config.attention_scale > 0.0
                         ? static_cast<float>(config.attention_scale)
                         : 1.0f / std::sqrt(static_cast<float>(config.head_dim));
-  attend(attention, M);
+  attend(*m.kernels, attention, config.num_key_value_heads, M, scratch_.scores, pool);
 
   QMLP_TRY(add_linear(layer.o, read_only(matrix(scratch_.attention, M, query_width)), x));
   return tap(Tap::attention_out, layer_index, start, read_only(x));

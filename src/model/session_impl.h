@@ -95,7 +95,6 @@ struct Session::Impl {
   void norm(const std::byte* x, const std::vector<float>& weight, std::byte* out,
             std::int64_t rows);
   void scale(const MutableMatrixView& x, double factor);
-  void attend(const cpu::AttentionArgs& args, std::int64_t M);
   // Shows the values to the observer and, with check_finite, looks for infinities and NaN.
   Status tap(Tap which, std::int64_t layer, std::int64_t first_position, const MatrixView& values);
   Error non_finite_error(Tap which, std::int64_t layer, std::int64_t token, std::int64_t feature,
@@ -108,7 +107,6 @@ struct Session::Impl {
   Scratch scratch_;
   std::size_t workspace_bytes_ = 0;
   std::int64_t score_stride_ = 0;
-  std::int64_t scores_per_thread_ = 0;
   std::vector<float> cosines_;  // [max_tokens, rotary_dim / 2]
   std::vector<float> sines_;
   std::int64_t fused_calls_ = 0;

@@ -254,15 +254,12 @@ Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index) {
                      std::to_string(packed == nullptr ? 0 : packed->num_parts - 1)};
   }
   if (packed->num_parts == 1) return packed;
-  if (!plan::backend(packed->device)->parts_stand_alone) {
-    return Error{Errc::unsupported,
-                 "part: this device packs gate and up together; pack them one by one for a linear"};
-  }
+  QMLP_ASSIGN(std::shared_ptr<const void> own, plan::backend(packed->device)->part(*packed, index));
   auto half = std::make_shared<PackedWeight>(*packed);
   half->num_parts = 1;
   half->spec[0] = packed->spec[index];
   half->spec[1] = {};
-  half->parts[0] = packed->parts[index];
+  half->parts[0] = std::move(own);
   half->parts[1] = nullptr;
   return PackedWeightPtr(std::move(half));
 }
@@ -276,11 +273,8 @@ PackedShape packed_shape(const PackedWeight& packed) noexcept {
       packed.N, packed.K, packed.num_parts, {packed.spec[0], packed.spec[1]}, packed.activation};
 }
 
-Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out) noexcept {
-  const plan::Backend* backend = plan::backend(packed.device);
-  if (backend->decode_row == nullptr) {
-    return Error{Errc::unsupported, "decode_row: the weight is not in this machine's memory"};
-  }
+Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixView out,
+                  const Stream& stream) noexcept {
   if (packed.num_parts != 1) {
     return argument_error("decode_row", "weight", "has two parts, needs one: use part()");
   }
@@ -289,19 +283,17 @@ Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixVie
         "decode_row", "row",
         "is " + std::to_string(row) + ", the weight has " + std::to_string(packed.N));
   }
+  if (stream.handle != nullptr && stream.device.kind != packed.device) {
+    return argument_error("decode_row", "stream", "is of another device than the weight's");
+  }
   QMLP_TRY(check_matrix("decode_row", "out", out, 1, packed.K, packed.activation));
-  backend->decode_row(packed, row, out.data);
-  return {};
+  return plan::backend(packed.device)->decode_row(packed, row, out.data, stream);
 }
 
 Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
                    std::int64_t row_count, std::span<std::byte> codes, std::span<std::byte> scales,
                    std::span<std::byte> biases) noexcept {
   constexpr std::string_view kOp = "unpack_rows";
-  const plan::Backend* backend = plan::backend(packed.device);
-  if (backend->unpack_rows == nullptr) {
-    return Error{Errc::unsupported, "unpack_rows: the weight is not in this machine's memory"};
-  }
   if (part < 0 || part >= packed.num_parts) {
     return argument_error(
         kOp, "part",
@@ -326,12 +318,8 @@ Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
           "holds " + std::to_string(bytes.first) + " bytes, needs " + std::to_string(bytes.second));
     }
   }
-  if (!backend->unpack_rows(packed, part, row_begin, row_count, codes.data(), scales.data(),
-                            biases.data())) {
-    return Error{Errc::unsupported,
-                 "unpack_rows: some blocks are kept as decoded floats, their codes are gone"};
-  }
-  return {};
+  return plan::backend(packed.device)
+      ->unpack_rows(packed, part, row_begin, row_count, codes.data(), scales.data(), biases.data());
 }
 
 Status fused_swiglu(const Plan& plan, const PackedWeight& weight, const MatrixView& x,
@@ -351,9 +339,9 @@ Status quantized_linear(const Plan& plan, const PackedWeight& weight, const Matr
 Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const MutableMatrixView& out,
                          const Stream& stream) noexcept {
   constexpr std::string_view kOp = "swiglu_activation";
-  if (stream.device.kind != DeviceKind::cpu || stream.handle == nullptr) {
-    return argument_error(kOp, "stream", "is not a CPU stream");
-  }
+  const plan::Backend* backend = plan::backend(stream.device.kind);
+  if (backend == nullptr) return argument_error(kOp, "stream", "is of a device without kernels");
+  if (stream.handle == nullptr) return argument_error(kOp, "stream", "has no handle");
   QMLP_TRY(check_matrix(kOp, "gate", gate, out.rows, out.cols, out.dtype));
   QMLP_TRY(check_matrix(kOp, "up", up, out.rows, out.cols, out.dtype));
   QMLP_TRY(check_matrix(kOp, "out", out, out.rows, out.cols, out.dtype));
@@ -364,8 +352,7 @@ Status swiglu_activation(const MatrixView& gate, const MatrixView& up, const Mut
       return argument_error(kOp, "out", "overlaps an input without being the same matrix");
     }
   }
-  plan::backend(DeviceKind::cpu)->swiglu_activation(gate, up, out, stream);
-  return {};
+  return backend->swiglu_activation(gate, up, out, stream);
 }
 
 namespace {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
+
 // Codes of one packed row: a bit stream, least significant bit first, code k in bits
 // [k * bits, (k + 1) * bits). Any 8 codes that start at a multiple of 8 take exactly `bits` bytes.
 namespace qmlp {
@@ -12,15 +14,17 @@ constexpr bool is_code_width(int bits) noexcept {
 }
 
 // Bytes of K codes, K a multiple of 8.
-constexpr std::int64_t packed_row_bytes(std::int64_t K, int bits) noexcept { return K / 8 * bits; }
+QMLP_HOST_DEVICE constexpr std::int64_t packed_row_bytes(std::int64_t K, int bits) noexcept {
+  return K / 8 * bits;
+}
 
 // Reads only bytes that hold a part of the code.
-inline int extract_code(const std::byte* row, int bits, std::int64_t k) noexcept {
+QMLP_HOST_DEVICE inline int extract_code(const std::byte* row, int bits, std::int64_t k) noexcept {
   const std::int64_t first_bit = k * bits;
   const std::byte* at = row + first_bit / 8;
   const int shift = static_cast<int>(first_bit % 8);
-  unsigned value = std::to_integer<unsigned>(at[0]) >> shift;
-  if (shift + bits > 8) value |= std::to_integer<unsigned>(at[1]) << (8 - shift);
+  unsigned value = static_cast<unsigned>(at[0]) >> shift;
+  if (shift + bits > 8) value |= static_cast<unsigned>(at[1]) << (8 - shift);
   return static_cast<int>(value & ((1u << bits) - 1u));
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "base/float16.h"
@@ -14,31 +13,31 @@
 namespace qmlp {
 
 // value + other rounded to odd in double. Both finite, the sum below overflow.
-inline double add_to_odd(double value, double other) noexcept {
+QMLP_HOST_DEVICE inline double add_to_odd(double value, double other) noexcept {
   const double sum = value + other;
   const double virtual_other = sum - value;
   const double error = (value - (sum - virtual_other)) + (other - virtual_other);  // exact (TwoSum)
   if (error == 0.0) return sum;
-  const auto bits = std::bit_cast<std::uint64_t>(sum);
+  const auto bits = __builtin_bit_cast(std::uint64_t, sum);
   if ((bits & 1u) != 0) return sum;
   const bool away_from_zero = (error > 0.0) == (sum > 0.0);
-  return std::bit_cast<double>(away_from_zero ? bits + 1 : bits - 1);
+  return __builtin_bit_cast(double, away_from_zero ? bits + 1 : bits - 1);
 }
 
 // A finite double rounded to odd in f32; magnitudes past f32's range give its largest value.
-inline float narrow_to_odd(double value) noexcept {
+QMLP_HOST_DEVICE inline float narrow_to_odd(double value) noexcept {
   const auto nearest = static_cast<float>(value);
   const auto widened = static_cast<double>(nearest);
   if (widened == value) return nearest;
-  const auto bits = std::bit_cast<std::uint32_t>(nearest);
+  const auto bits = __builtin_bit_cast(std::uint32_t, nearest);
   if ((bits & 1u) != 0) return nearest;
   const double magnitude = value < 0.0 ? -value : value;
   const double nearest_magnitude = widened < 0.0 ? -widened : widened;
-  return std::bit_cast<float>(magnitude > nearest_magnitude ? bits + 1 : bits - 1);
+  return __builtin_bit_cast(float, magnitude > nearest_magnitude ? bits + 1 : bits - 1);
 }
 
 // scale * code + bias, rounded once to `type` and widened. 0 <= code < 256.
-inline float exact_weight(float scale, int code, float bias, DType type) noexcept {
+QMLP_HOST_DEVICE inline float exact_weight(float scale, int code, float bias, DType type) noexcept {
   const double product = static_cast<double>(scale) * code;  // 24 + 8 bits: exact
   const double offset = bias;
   const double plain = product + offset;

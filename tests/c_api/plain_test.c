@@ -348,7 +348,7 @@ static void test_unpack(qmlp_pool* pool) {
     }
     char byte;
     REFUSED(qmlp_weight_unpack_rows(packed, 2, 0, 1, &byte, &byte, &byte), QMLP_INVALID_ARGUMENT,
-            "index is 2", "0 to 1");
+            "part is 2", "0 to 1");
     REFUSED(qmlp_weight_unpack_rows(packed, 0, 30, 8, &byte, &byte, &byte), QMLP_INVALID_ARGUMENT,
             "rows are 8 from 30", "37");
     REFUSED(qmlp_weight_unpack_rows(packed, 0, 0, 38, &byte, &byte, &byte), QMLP_INVALID_ARGUMENT,
@@ -405,6 +405,14 @@ static void test_plans(void) {
   CHECK(support.have == 100);
   CHECK(strstr(support.sentence, "K is 100, needs a multiple") == support.sentence);
   problem.K = 128;
+  /* A device that is not there is an answer; a plan for it is refused in the same words. */
+  OK(qmlp_supports_linear(&problem, "cuda", &support));
+  if (!support.supported) {
+    CHECK(strcmp(support.reason, "no_device") == 0);
+    CHECK(strcmp(support.field, "device") == 0);
+    qmlp_plan* none = NULL;
+    REFUSED(qmlp_plan_linear(&problem, "cuda", NULL, &none), QMLP_DEVICE, support.sentence, "");
+  }
   OK(qmlp_supports_linear(&problem, "h200", &support));
   CHECK(support.supported == 1);
   CHECK(strcmp(support.reason, "ok") == 0);
@@ -484,6 +492,96 @@ static void test_plans(void) {
           "sets a field that this version of the library does not have", "qmlp_linear_problem");
 }
 
+static void add_index(void* context, int64_t index, int32_t thread) {
+  int64_t* sums = context; /* one for each thread, 64 bytes apart */
+  sums[8 * thread] += index;
+}
+
+static void test_pool_run(qmlp_pool* pool) {
+  int64_t sums[8 * 16] = {0};
+  int64_t total = 0;
+  CHECK(qmlp_pool_num_threads(pool) <= 16);
+  OK(qmlp_pool_run(pool, 1000, add_index, sums));
+  for (int i = 0; i < 16; ++i) total += sums[8 * i];
+  CHECK(total == 999 * 500);
+  OK(qmlp_pool_run(pool, 0, add_index, sums));
+  REFUSED(qmlp_pool_run(NULL, 1, add_index, sums), QMLP_INVALID_ARGUMENT, "pool", "null");
+  REFUSED(qmlp_pool_run(pool, 1, NULL, sums), QMLP_INVALID_ARGUMENT, "task", "null");
+}
+
+/* Attention over a cache: in one call and position by position, and the cache's rows given back. */
+static void test_attention(qmlp_pool* pool) {
+  enum { kTokens = 21, kHeads = 4, kKvHeads = 2, kDim = 24 };
+  const int64_t q_width = kHeads * kDim, kv_width = kKvHeads * kDim;
+  float* q = random_floats((size_t)(kTokens * q_width));
+  float* k = random_floats((size_t)(kTokens * kv_width));
+  float* v = random_floats((size_t)(kTokens * kv_width));
+  float* whole = allocate((size_t)(kTokens * q_width) * sizeof(float));
+  float* steps = allocate((size_t)(kTokens * q_width) * sizeof(float));
+  qmlp_attention_cache* cache = NULL;
+  OK(qmlp_attention_cache_create(kKvHeads, kDim, QMLP_F32, &cache));
+  const size_t bytes = qmlp_attention_workspace_bytes(cache, kTokens, qmlp_pool_num_threads(pool));
+  CHECK(bytes > 0);
+  const qmlp_workspace workspace = {allocate(bytes), bytes};
+  const qmlp_stream stream = {QMLP_CPU, 0, pool};
+  const float scale = 0.25f;
+  const qmlp_matrix all_q = {q, kTokens, q_width, q_width, QMLP_F32};
+  const qmlp_matrix all_k = {k, kTokens, kv_width, kv_width, QMLP_F32};
+  const qmlp_matrix all_v = {v, kTokens, kv_width, kv_width, QMLP_F32};
+  const qmlp_mutable_matrix all_out = {whole, kTokens, q_width, q_width, QMLP_F32};
+  OK(qmlp_attention_cache_append(cache, 0, &all_k, &all_v));
+  CHECK(qmlp_attention_cache_length(cache) == kTokens);
+  OK(qmlp_attention(cache, &all_q, &all_out, scale, &workspace, &stream));
+  /* the first query sees one key alone */
+  for (int64_t i = 0; i < q_width; ++i) {
+    CHECK(whole[i] == v[i / kDim / (kHeads / kKvHeads) * kDim + i % kDim]);
+  }
+  float* keys = allocate((size_t)(kTokens * kv_width) * sizeof(float));
+  OK(qmlp_attention_cache_load(cache, kTokens, keys, NULL, kTokens * kDim));
+  for (int64_t head = 0; head < kKvHeads; ++head) {
+    for (int64_t p = 0; p < kTokens; ++p) {
+      CHECK(memcmp(keys + (head * kTokens + p) * kDim, k + p * kv_width + head * kDim,
+                   kDim * sizeof(float)) == 0);
+    }
+  }
+  for (int64_t p = 0; p < kTokens; ++p) {
+    const qmlp_matrix one_q = {q + p * q_width, 1, q_width, q_width, QMLP_F32};
+    const qmlp_matrix one_k = {k + p * kv_width, 1, kv_width, kv_width, QMLP_F32};
+    const qmlp_matrix one_v = {v + p * kv_width, 1, kv_width, kv_width, QMLP_F32};
+    const qmlp_mutable_matrix one_out = {steps + p * q_width, 1, q_width, q_width, QMLP_F32};
+    OK(qmlp_attention_cache_append(cache, p, &one_k, &one_v));
+    OK(qmlp_attention(cache, &one_q, &one_out, scale, &workspace, &stream));
+  }
+  CHECK(memcmp(steps, whole, (size_t)(kTokens * q_width) * sizeof(float)) == 0);
+
+  qmlp_attention_cache* other = NULL;
+  OK(qmlp_attention_cache_create(kKvHeads, kDim, QMLP_F32, &other));
+  OK(qmlp_attention_cache_store(other, kTokens, keys, keys, kTokens * kDim));
+  CHECK(qmlp_attention_cache_length(other) == kTokens);
+  REFUSED(qmlp_attention_cache_create(kKvHeads, kDim, 9, &other), QMLP_INVALID_ARGUMENT, "dtype",
+          "9");
+  REFUSED(qmlp_attention_cache_append(cache, 30, &all_k, &all_v), QMLP_INVALID_ARGUMENT,
+          "position: is 30", "21");
+  REFUSED(qmlp_attention_cache_append(NULL, 0, &all_k, &all_v), QMLP_INVALID_ARGUMENT, "cache",
+          "null");
+  REFUSED(qmlp_attention_cache_store(cache, 2, NULL, keys, 48), QMLP_INVALID_ARGUMENT, "keys",
+          "null");
+  REFUSED(qmlp_attention(cache, &all_k, &all_out, scale, &workspace, &stream),
+          QMLP_INVALID_ARGUMENT, "out is 21 x 96", "21 x");
+  CHECK(qmlp_attention_workspace_bytes(NULL, 1, 1) == 0);
+  CHECK(qmlp_attention_cache_length(NULL) == 0);
+  qmlp_attention_cache_free(other);
+  qmlp_attention_cache_free(cache);
+  qmlp_attention_cache_free(NULL);
+  free(workspace.data);
+  free(keys);
+  free(steps);
+  free(whole);
+  free(v);
+  free(k);
+  free(q);
+}
+
 int main(void) {
   CHECK(strcmp(qmlp_last_error(), "") == 0);
   CHECK(strncmp(qmlp_version(), "0.", 2) == 0);
@@ -503,6 +601,8 @@ int main(void) {
 
   test_plans();
   test_unpack(pool);
+  test_pool_run(pool);
+  test_attention(pool);
   qmlp_reset_dispatch_counts();
   test_ops(pool);
   uint64_t swiglu_calls = 0;

@@ -43,6 +43,7 @@ struct Options {
   std::string shape, op;  // empty: all; op "linear": all but swiglu
   int segments = 1;
   bool dense = false;
+  bool all = false;  // every kernel of the table beside the chosen one, and their bits compared
 };
 template <class T>
 std::vector<T> numbers(const std::string& text) {
@@ -74,6 +75,8 @@ Options parse(const std::vector<const char*>& arguments) {
       options.segments = std::stoi(word);
     } else if (key == "dense") {
       options.dense = true;
+    } else if (key == "all") {
+      options.all = true;
     } else {
       std::fprintf(stderr, "bench: unknown argument %s\n", text.c_str());
       std::exit(2);
@@ -161,14 +164,15 @@ struct Problem {
   }
 
   static Plan make(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
-                   const DeviceFacts& facts) {
+                   const DeviceFacts& facts, const PlanOptions& options = {}) {
     if (std::string(c.op) == "swiglu") {
       return value(make_plan(SwigluProblem{most, c.K, c.N, spec, spec, DType::bf16,
                                            Precision::match, Accumulation::tensor, segments},
-                             facts));
+                             facts, options));
     }
-    return value(make_plan(
-        LinearProblem{most, c.N, c.K, spec, DType::bf16, Accumulation::tensor, segments}, facts));
+    return value(
+        make_plan(LinearProblem{most, c.N, c.K, spec, DType::bf16, Accumulation::tensor, segments},
+                  facts, options));
   }
 };
 
@@ -241,12 +245,15 @@ void bench_case(const Case& c, int bits, int group, const Options& options,
     const int calls = calls_for(std::max(read, flops / 6e8));
     const MatrixView in{x.at(), M, c.K, c.K, DType::bf16, device};
     const MutableMatrixView to{out.at(), M, c.N, c.N, DType::bf16, device};
-    const double us = time_graph(raw, calls, [&](int i) {
-      const PackedWeight& weight = *problem.copies[static_cast<std::size_t>(i % copies)];
-      const Workspace space{{workspace.at(), workspace.bytes}};
-      value(swiglu ? fused_swiglu(problem.plan, weight, in, to, space, stream)
-                   : quantized_linear(problem.plan, weight, in, to, space, stream));
-    });
+    const auto time_plan = [&](const Plan& plan) {
+      return time_graph(raw, calls, [&](int i) {
+        const PackedWeight& weight = *problem.copies[static_cast<std::size_t>(i % copies)];
+        const Workspace space{{workspace.at(), workspace.bytes}};
+        value(swiglu ? fused_swiglu(plan, weight, in, to, space, stream)
+                     : quantized_linear(plan, weight, in, to, space, stream));
+      });
+    };
+    const double us = time_plan(problem.plan);
     std::printf(
         "{\"shape\": \"%s\", \"op\": \"%s\", \"segments\": %d, \"K\": %lld, \"N\": %lld, \"bits\": "
         "%d, \"group\": "
@@ -258,6 +265,29 @@ void bench_case(const Case& c, int bits, int group, const Options& options,
       std::printf(", \"dense_us\": %.2f",
                   dense_time(*blas, raw, c, M, *dense_weights, dense_copies, x, *product, out,
                              std::max(dense_copies, calls / 2)));
+    }
+    if (options.all) {
+      std::vector<std::uint16_t> first, again(out.bytes / 2);
+      int different = 0;
+      std::printf(", \"all\": {");
+      for (const KernelInfo& kernel : kernel_table()) {
+        const std::string name(kernel.name);
+        if (kernel.device != DeviceKind::cuda || name.find(swiglu ? "swiglu_" : "linear_") != 0 ||
+            name.find("_bf16_") == std::string::npos) {
+          continue;
+        }
+        PlanOptions force;
+        force.force_kernel = kernel.name;
+        const Plan plan =
+            Problem::make(c, {bits, group, DType::bf16}, most, options.segments, facts, force);
+        GPU_CHECK(cudaMemset(out.data, 0x7A, out.bytes));
+        const double time = time_plan(plan);
+        GPU_CHECK(cudaMemcpy(again.data(), out.data, out.bytes, cudaMemcpyDeviceToHost));
+        std::printf("%s\"%s\": %.2f", first.empty() ? "" : ", ", name.c_str(), time);
+        if (first.empty()) first = again;
+        different += first != again;
+      }
+      std::printf("}, \"different\": %d", different);
     }
     std::printf("}\n");
   }

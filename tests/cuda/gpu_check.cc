@@ -1,6 +1,6 @@
 // Proves the CUDA kernels on a GPU: random problems against the CPU verifier, bit for bit.
-//   gpu_check table | exact [problems] [seed] [seconds] | robust | vectors FILE... | bench
-//   [key=value...]
+//   gpu_check table | exact [problems] [seed] [seconds] | robust | pack [seconds] | vectors FILE...
+//   | bench [key=value...]
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -271,6 +271,7 @@ int main(int argc, char** argv) {
   if (mode == "bench") return gpu::run_bench(rest);
   if (mode == "table") return check_table();
   if (mode == "robust") return gpu::run_robust();
+  if (mode == "pack") return gpu::run_pack(rest);
   if (mode == "vectors") return gpu::run_vectors(rest);
   const long long problems = !rest.empty() ? std::atoll(rest[0]) : 1000;
   const std::uint64_t seed = rest.size() > 1 ? std::strtoull(rest[1], nullptr, 10) : 1;

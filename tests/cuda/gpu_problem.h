@@ -62,6 +62,7 @@ std::vector<std::uint16_t> random_rows(Rng& rng, std::int64_t count, qmlp::DType
 
 int run_bench(const std::vector<const char*>& arguments);
 int run_robust();
+int run_pack(const std::vector<const char*>& arguments);  // "seconds": cut short
 int run_vectors(const std::vector<const char*>& arguments);
 
 }  // namespace gpu

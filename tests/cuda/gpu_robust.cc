@@ -51,7 +51,8 @@ struct Setup {
   // Rows first .. first + rows - 1 on a stream, into `to` (all of out's rows) with a workspace.
   void call(cudaStream_t on, std::int64_t first, std::int64_t rows, const Buffer& to,
             const Buffer& space) const {
-    const CudaStream handle{on};
+    CudaStream handle;
+    handle.cuda_stream = on;
     const Stream s = make(handle, device.ordinal);
     value(fused_swiglu(
         plan, *weight,
@@ -141,6 +142,23 @@ int threads_and_graphs() {
   return report("12 threads, 12 streams, direct calls and replayed graphs", wrong, compared);
 }
 
+// A thread whose first use of CUDA is an op: every kind of kernel, on the default stream.
+int fresh_threads() {
+  long long wrong = 0, compared = 0;
+  for (const std::int64_t M : {1, 7, 16, 200}) {
+    const Setup setup(M, 1024, 1536, 6, 0, 13);
+    const std::vector<std::uint16_t> expected = setup.reference();
+    GPU_CHECK(cudaMemset(setup.out.data, 0xFF, setup.out.bytes));
+    GPU_CHECK(cudaDeviceSynchronize());
+    std::thread([&] { setup.call(nullptr, 0, M, setup.out, setup.workspace); }).join();
+    GPU_CHECK(cudaDeviceSynchronize());
+    const std::vector<std::uint16_t> got = setup.read(setup.out);
+    for (std::size_t i = 0; i < expected.size(); ++i) wrong += got[i] != expected[i];
+    compared += static_cast<long long>(expected.size());
+  }
+  return report("threads that have not used CUDA", wrong, compared);
+}
+
 // Eighty calls in a row, each reading what the one before wrote, with no synchronization between.
 int chain() {
   const Setup setup(9, 512, 512, 4, 0, 12);
@@ -223,6 +241,6 @@ int ordinals() {
 
 }  // namespace
 
-int run_robust() { return threads_and_graphs() + chain() + large() + ordinals(); }
+int run_robust() { return fresh_threads() + threads_and_graphs() + chain() + large() + ordinals(); }
 
 }  // namespace gpu

@@ -261,6 +261,9 @@ TEST_F(Refusals, DecodeRow) {
   MutableMatrixView wrong = row.out();
   wrong.cols = 32;
   expect_refused(decode_row(linear_.weight(), 0, wrong), Errc::invalid_argument, {"32", "64"});
+  const Stream other{{DeviceKind::cuda, 0}, stream.handle};
+  expect_refused(decode_row(linear_.weight(), 0, row.out(), other), Errc::invalid_argument,
+                 {"stream", "another device"});
 }
 
 TEST_F(Refusals, ActivationArguments) {
@@ -279,7 +282,10 @@ TEST_F(Refusals, ActivationArguments) {
   expect_refused(swiglu_activation(a.view(kM - 1), b.view(kM - 1), shifted, stream),
                  Errc::invalid_argument, {"out", "overlaps"});
   expect_refused(swiglu_activation(a.view(), b.view(), out, {}), Errc::invalid_argument,
-                 {"stream"});
+                 {"stream", "no handle"});
+  const Stream metal{{DeviceKind::metal, 0}, stream.handle};
+  expect_refused(swiglu_activation(a.view(), b.view(), out, metal), Errc::invalid_argument,
+                 {"stream", "without kernels"});
 }
 
 TEST_F(Refusals, FusedMlpChecksItsOwnWorkspaceAndRows) {

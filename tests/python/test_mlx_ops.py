@@ -1,5 +1,6 @@
 """qmlp.mlx: the ops on mx.array, against the same ops on NumPy (bit for bit) and MLX's own."""
 import copy
+import importlib
 import itertools
 import threading
 import unittest
@@ -436,6 +437,14 @@ class Transforms(MlxTest):
             mx.eval(mx.vmap(lambda v, b: qmlp.mlx.fused_swiglu(v, both, gate_bias=b))(x, many))
 
 
+class Devices(MlxTest):
+    def test_a_build_of_mlx_without_gpus(self):
+        native = importlib.import_module("qmlp.mlx._load").native
+        self.assertEqual(native.device(), "cpu")
+        self.assertEqual(native.gpu_mismatch(), "")
+        self.assertEqual(native.gpu_refusal(), "this mlx has no CUDA backend")
+
+
 class Import(unittest.TestCase):
     def message(self, setup):
         code = ("import sys, types\n" + setup + "\ntry:\n    import qmlp.mlx\n"
@@ -457,6 +466,12 @@ class Import(unittest.TestCase):
             "def probe(a): raise TypeError('incompatible function arguments')\n"
             "m.probe = probe; sys.modules['qmlp._mlx'] = m; import qmlp; qmlp._mlx = m")
         self.assertIn("nanobind 2.15.0", text)
+        text = self.message(
+            "import mlx.core, qmlp, qmlp._mlx as real\n"
+            "m = types.ModuleType('qmlp._mlx'); m.__dict__.update(vars(real))\n"
+            "m.gpu_mismatch = lambda: 'this mlx lacks something'\n"
+            "sys.modules['qmlp._mlx'] = m; qmlp._mlx = m")
+        self.assertRegex(text, r"cannot use this mlx [0-9.]+: this mlx lacks something; pip install")
 
 
 if __name__ == "__main__":

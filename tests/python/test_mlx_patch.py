@@ -91,7 +91,7 @@ class Report(PatchTest):
             kinds.setdefault(what, []).append(path)
         self.assertEqual({what: len(paths) for what, paths in kinds.items()},
                          {"fused MLP": 3, "linear layer": 12, "embedding and head": 1, "RMSNorm": 7,
-                          "RoPE": 3})
+                          "RoPE": 3, "whole layer": 3})
         self.assertEqual(report.left, [])
         self.assertIn("replaced: 3 x fused MLP (model.layers.0.mlp ... model.layers.2.mlp)",
                       str(report))
@@ -258,7 +258,8 @@ class AfterPatching(PatchTest):
 
     def test_unpatch(self):
         patched = logits(self.model, self.tokens)
-        self.assertEqual(qmlp.mlx.unpatch(self.model), 3 + 21 + 1 + 7 + 3)
+        # each of the 3 layers: the block, its attention and its MLP
+        self.assertEqual(qmlp.mlx.unpatch(self.model), 9 + 21 + 1 + 7 + 3)
         self.assertEqual({type(module).__module__.partition(".")[0]
                           for module in self.model.modules()}, {"mlx", "mlx_lm"})
         self.assertSameArrays(parameters(self.model), self.original)
@@ -270,7 +271,7 @@ class AfterPatching(PatchTest):
     def test_context_manager(self):
         model = tiny()
         with qmlp.mlx.patch(model) as report:
-            self.assertEqual(len(report.replaced), 16 + 7 + 3)
+            self.assertEqual(len(report.replaced), 16 + 7 + 3 + 3)
             self.assertClose(logits(model, self.tokens), self.want, 1e-4)
         self.assertIs(type(model.layers[0].mlp), llama.MLP)
         self.assertTrue(mx.array_equal(logits(model, self.tokens), self.want).item())
@@ -379,7 +380,7 @@ class SmolLM2(PatchTest):
         cls.report = qmlp.mlx.patch(cls.model)
 
     def test_report(self):
-        self.assertEqual(len(self.report.replaced), 30 + 120 + 1 + 61 + 30)
+        self.assertEqual(len(self.report.replaced), 30 + 120 + 1 + 61 + 30 + 30)
         self.assertEqual(self.report.left, [])
 
     def test_teacher_forced(self):

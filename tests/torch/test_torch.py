@@ -98,12 +98,86 @@ class Torch(unittest.TestCase):
                 x = torch.randn(shape, dtype=torch.bfloat16)
                 self.assertTrue(same(compiled(x), model(x)))
 
-    def test_no_gradient_is_said(self):
+    def test_gradients(self):
+        """Against autograd through the decoded weights: f32, so that only the order of sums differs."""
+        gate, up, down = self.weights("f32")
+        both, one, packed_down = qmlp.pack(gate, up), qmlp.pack(gate), qmlp.pack(down)
+        g, u, d = (qmlp.dequantize(w) for w in (gate, up, down))
+        silu = torch.nn.functional.silu
+
+        def leaves():
+            torch.manual_seed(2)
+            return [torch.randn(shape).requires_grad_() for shape in
+                    ((2, 5, 128), (96,), (96,), (128,), (2, 5, 96), (2, 5, 128))]
+
+        def hidden(x, gate_bias, up_bias):
+            return silu(x @ g.T + gate_bias) * (x @ u.T + up_bias)
+
+        for ours, theirs in (
+                (lambda x, b, _, d_, r, q: qmlp.quantized_linear(x, one, linear_bias=b, residual=r),
+                 lambda x, b, _, d_, r, q: x @ g.T + b + r),
+                (lambda x, b, c, d_, r, q: qmlp.fused_swiglu(x, both, gate_bias=b, up_bias=c),
+                 lambda x, b, c, d_, r, q: hidden(x, b, c)),
+                (lambda x, b, c, d_, r, q: qmlp.fused_mlp(
+                    x, both, packed_down, gate_bias=b, up_bias=c, down_bias=d_, residual=q),
+                 lambda x, b, c, d_, r, q: hidden(x, b, c) @ d.T + d_ + q)):
+            for wrap in (lambda f: f, lambda f: torch.compile(f, fullgraph=True)):
+                mine, right = leaves(), leaves()
+                wrap(ours)(*mine).square().sum().backward()
+                theirs(*right).square().sum().backward()
+                for a, b in zip(mine, right):
+                    self.assertEqual(a.grad is None, b.grad is None)
+                    if b.grad is not None:
+                        error = (a.grad - b.grad).norm() / b.grad.norm()
+                        self.assertLess(error.item(), 1e-5)
+        x = leaves()[0]
+        with torch.no_grad():
+            self.assertFalse(qmlp.quantized_linear(x, one).requires_grad)
+        self.assertTrue(torch.equal(qmlp.quantized_linear(x, one), qmlp.quantized_linear(x.detach(), one)))
+        for call, text in (
+                (lambda: qmlp.quantized_linear(x, one, out=torch.empty(2, 5, 96)), "out and gate_tap"),
+                (lambda: qmlp.fused_swiglu(x, both, gate_tap=torch.empty(2, 5, 96)),
+                 "out and gate_tap"),
+                (lambda: qmlp.quantized_linear(
+                    x.detach(), one, out=torch.empty(2, 5, 96).requires_grad_()), "out and gate_tap"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                call()
+        with self.assertRaisesRegex(TypeError, "needs a PackedWeight where torch"):
+            qmlp.quantized_linear(x, gate)
+
+    def test_other_modes(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         gate, _, _ = self.weights("f32")
-        packed = qmlp.pack(gate)
-        x = torch.randn(3, 128, requires_grad=True)
-        with self.assertRaisesRegex(RuntimeError, "no autograd formula"):
-            qmlp.torch.quantized_linear(x, packed).sum().backward()
+        one = qmlp.pack(gate)
+        x = torch.randn(3, 128)
+        with FakeTensorMode() as mode:
+            y = qmlp.quantized_linear(mode.from_tensor(x), one)
+            self.assertEqual((type(y).__name__, tuple(y.shape)), ("FakeTensor", (3, 96)))
+        graph = make_fx(lambda t: qmlp.quantized_linear(t, one))(x)
+        self.assertIn("qmlp.quantized_linear", graph.code)
+        with self.assertRaisesRegex(RuntimeError, r"x is \[3, 64\], needs \[..., 128\]"):
+            with FakeTensorMode() as mode:
+                qmlp.quantized_linear(mode.from_tensor(x)[:, :64], one)
+
+    def test_plain_functions_compile(self):
+        gate, up, down = self.weights("bf16")
+        both, packed_down = qmlp.pack(gate, up), qmlp.pack(down)
+
+        def call(x):
+            return qmlp.fused_mlp(x * 2, both, packed_down, residual=x) + 1
+
+        x = torch.randn(3, 128).bfloat16()
+        self.assertTrue(same(torch.compile(call, fullgraph=True)(x), call(x)))
+
+    def test_unpack(self):
+        gate, up, _ = self.weights("bf16")
+        back = qmlp.pack(gate, up).unpack(1, like=gate.codes)
+        for got, want in zip(back, up):
+            self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+            self.assertTrue(torch.equal(got.view(torch.int16), want.view(torch.int16)))
 
     def test_a_lost_weight_is_said(self):
         gate, _, _ = self.weights("f32")

@@ -31,6 +31,9 @@ def _load():
     except TypeError:
         raise ImportError(f"qmlp.mlx was built with nanobind {built.NANOBIND}, whose interface differs "
                           f"from that of this mlx {mx.__version__}; {_INSTALL}") from None
+    if native.gpu_mismatch():
+        raise ImportError(f"qmlp.mlx cannot use this mlx {mx.__version__}: {native.gpu_mismatch()}; "
+                          f"{_INSTALL}")
     return mx, native
 
 

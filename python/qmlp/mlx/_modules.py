@@ -21,37 +21,42 @@ _FROZEN = frozenset(_QUANTIZED)
 class Packed:
     """What a patched module runs on: the packed weight, and the arrays that stand for it."""
 
-    __slots__ = ("weight", "ids")
+    __slots__ = ("weight", "ids", "keeps_arrays")
 
-    def __init__(self, module: nn.Module, weight: Any) -> None:
+    def __init__(self, module: nn.Module, weight: Any, keeps_arrays: bool = False) -> None:
         self.weight = weight
+        self.keeps_arrays = keeps_arrays
         self.hand_out(module)
 
     def hand_out(self, module: nn.Module) -> None:
         """Gives the module fresh lazy arrays, so that what they held can be freed."""
-        arrays = native.unpack(self.weight, None, mx.cpu)
-        self.ids = tuple(native.array_id(array) for array in arrays)
+        if self.keeps_arrays:
+            self.ids = [native.array_id(module[name]) for name in _QUANTIZED]
+            return
+        arrays = native.unpack(self.weight, None, mx.cpu if native.device() == "cpu" else None)
+        self.ids = [native.array_id(array) for array in arrays]
         for name, array in zip(_QUANTIZED, arrays):
             module[name] = array
+        if native.device() != "cpu":
+            mx.clear_cache()  # otherwise MLX's allocator keeps what was freed
 
     def __deepcopy__(self, memo: Any) -> "Packed":
         copied = object.__new__(Packed)
-        copied.weight, copied.ids = self.weight, self.ids
+        copied.weight, copied.ids, copied.keeps_arrays = self.weight, self.ids, self.keeps_arrays
         return copied
 
     def is_current(self, module: nn.Module) -> bool:
         """False when a parameter was replaced since. A traced stand-in counts as the same."""
-        for name, mine in zip(_QUANTIZED, self.ids):
-            now = native.array_id(module[name])
-            if now != mine and now != -1:
-                return False
-        return True
+        return native.is_current(module, self.ids)
 
 
 def pack_module(module: nn.Module, activation: int) -> Packed:
     """Packs a QuantizedLinear's or QuantizedEmbedding's own arrays."""
     parts = [module[name] for name in _QUANTIZED]
-    return Packed(module, native.pack([parts], [(module.bits, module.group_size)], activation))
+    weight = native.pack([parts], [(module.bits, module.group_size)], activation)
+    # On GPUs an embedding's rows are looked up by MLX, in the arrays as they are.
+    keeps = isinstance(module, nn.QuantizedEmbedding) and native.device() != "cpu"
+    return Packed(module, weight, keeps)
 
 
 def compute_code(scales: Any, activation: int) -> int:
@@ -96,7 +101,7 @@ class QuantizedEmbedding(_Patched, nn.QuantizedEmbedding):
 
     def __call__(self, x: mx.array) -> mx.array:
         weight = self._qmlp_weight()
-        if weight is None:
+        if weight is None or self._qmlp.keeps_arrays:
             return super().__call__(x)
         codes, scales, biases = native.unpack(weight, x, None)
         return mx.dequantize(codes, scales=scales, biases=biases, group_size=self.group_size,

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .. import _dtypes
 from .._plans import LinearProblem, QuantSpec, supports
-from . import _modules
+from . import _layers, _modules
 from ._load import mx, native
 
 # The MLP of Llama-type models, as it is written in mlx-lm.
@@ -28,9 +28,10 @@ class PatchReport:
     Prints as a summary. As a context manager it unpatches at the end.
     """
 
-    def __init__(self, model: nn.Module, activation: str) -> None:
+    def __init__(self, model: nn.Module, activation: str, device: str) -> None:
         self.model = model
         self.activation = activation
+        self.device = device
         self.replaced: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
 
@@ -41,7 +42,8 @@ class PatchReport:
         unpatch(self.model)
 
     def __str__(self) -> str:
-        lines = [f"qmlp.mlx: activations {self.activation}"]
+        where = "" if self.device == "cpu" else f", on {self.device}"
+        lines = [f"qmlp.mlx: activations {self.activation}{where}"]
         for title, entries in (("replaced", self.replaced), ("left alone", self.left)):
             groups: dict[str, list[str]] = {}
             for path, what in entries:
@@ -64,18 +66,27 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
     bit, when `model.parameters()` are evaluated or saved. Mixtures of experts, float layers and
     other quantization modes are left alone and reported.
 
+    The weights are packed for the default device; a batch of sequences becomes rows of one product.
+
     activation: the type of the model's activations, by default that of its embedding. Another type
-    at a call packs that layer again. small_ops: nn.RMSNorm and nn.RoPE too, each as one task with
-    MLX's roundings, where MLX's CPU code runs a dozen tiny ops.
+    at a call packs that layer again. small_ops: layers of the Llama form as a whole, and on a CPU
+    nn.RMSNorm and nn.RoPE, each as one task with MLX's roundings, where MLX runs a dozen tiny ops.
 
     Returns a PatchReport; `with qmlp.mlx.patch(model):` unpatches at the end. A patched model may
-    be patched again. Raises TypeError for something that is no nn.Module.
+    be patched again. Raises TypeError for something that is no nn.Module, RuntimeError when the
+    default device is a GPU on which ops cannot run.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, needs an mlx.nn.Module")
+    device = native.device()
+    if mx.default_device() == mx.gpu and device == "cpu":
+        raise RuntimeError(f"qmlp.mlx cannot run on the default device {mx.default_device()}: "
+                           f"{native.gpu_refusal()}; mx.set_default_device(mx.cpu) runs on the CPU")
+    layers = small_ops
+    small_ops = small_ops and device == "cpu"
     modules = dict(sorted(model.named_modules(), key=lambda named: _natural(named[0])))
     code = _activation_of(modules) if activation is None else _dtypes.code_of(activation)
-    report = PatchReport(model, _dtypes.NAMES[code])
+    report = PatchReport(model, _dtypes.NAMES[code], device)
     done: set[int] = set()
     head = any(path.rpartition(".")[2] == "lm_head" for path in modules)
     for path, module in modules.items():
@@ -102,8 +113,38 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
             reason = _why_left(module)
             if reason is not None:
                 report.left.append((path, reason))
+    if layers:
+        for path, module in modules.items():
+            _fuse_layer(path, module, report)
     mx.clear_cache()
     return report
+
+
+def _fuse_layer(path: str, module: nn.Module, report: PatchReport) -> None:
+    """A block of the Llama form in one op, or its attention alone, where its parts allow it."""
+    if not _layers.has_block_parts(module):
+        return
+    attention = module["self_attn"]
+    if isinstance(attention, _layers.FusedAttention):
+        _layers.forget(attention)
+    elif _layers.has_attention_parts(attention):
+        form = _layers.attention_form(type(attention))
+        if form is not None:
+            object.__setattr__(attention, "_qmlp_form", form)
+            _layers.fuse(_layers.FusedAttention, attention)
+    if isinstance(module, _layers.FusedBlock):
+        _layers.forget(module)
+    elif _layers.is_llama_block(type(module)):
+        _layers.fuse(_layers.FusedBlock, module)
+    for fused, where, what in ((module, path, "whole layer"),
+                               (attention, f"{path}.self_attn", "attention")):
+        if not isinstance(fused, (_layers.FusedBlock, _layers.FusedAttention)):
+            continue
+        if fused._qmlp_op() is None:
+            _layers.unfuse(fused)
+        else:
+            report.replaced.append((where, what))
+            return
 
 
 def unpatch(model: nn.Module) -> int:
@@ -112,6 +153,10 @@ def unpatch(model: nn.Module) -> int:
     Returns the number of modules that were restored; 0 for a model that is not patched.
     """
     restored = 0
+    for _, module in model.named_modules():
+        if isinstance(module, (_layers.FusedBlock, _layers.FusedAttention)):
+            _layers.unfuse(module)
+            restored += 1
     for _, module in model.named_modules():
         if isinstance(module, _modules.FusedMLP):
             _become(module, _original(module))
@@ -129,6 +174,8 @@ def unpatch(model: nn.Module) -> int:
             if type(module) is not kind:
                 continue
             mx.eval([module[name] for name in _modules._QUANTIZED])
+            if native.device() != "cpu":
+                mx.clear_cache()
             _become(module, _original(module))
             object.__delattr__(module, "_qmlp")
             object.__delattr__(module, "_qmlp_activation")
@@ -174,7 +221,7 @@ def _refusal(module: nn.Module, code: int) -> str | None:
     spec = QuantSpec(module.bits, module.group_size, _dtypes.NAMES[_dtypes.code_of(scales.dtype)])
     answer = supports(LinearProblem(
         N=N, K=groups * module.group_size, weight=spec,
-        activation=_dtypes.NAMES[_modules.compute_code(scales, code)]))
+        activation=_dtypes.NAMES[_modules.compute_code(scales, code)]), native.device())
     return None if answer else str(answer)
 
 

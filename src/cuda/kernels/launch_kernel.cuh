@@ -2,7 +2,11 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/choice.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/ready_kernel.h"
 #include "qmlp/plan.h"
 
 namespace qmlp::cuda {
@@ -14,22 +18,29 @@ struct LaunchShape {
   bool dependent;  // may start before the kernel ahead of it has ended: it waits for its results
 };
 
-template <class... Parameters, class... Arguments>
+template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shape,
-                          const DeviceFacts& device, cudaStream_t stream,
-                          const Arguments&... arguments) {
-  // One limit for every launch of a kernel, whatever its shape, since threads set it side by side.
-  const int most = static_cast<int>(device.smem_bytes - kStaticSharedBytes);
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+                          const DeviceFacts& device, const LaunchTarget& target,
+                          std::type_identity_t<const Parameters&>... arguments) {
+  cudaFunction_t function = nullptr;
+  if (const cudaError_t e = ready_kernel(reinterpret_cast<const void*>(kernel), device, &function);
       e != cudaSuccess) {
     return e;
+  }
+  if (target.record != nullptr) {
+    const void* params[] = {&arguments...};
+    const CudaLaunch launch = {function,
+                               {shape.grid.x, shape.grid.y, shape.grid.z},
+                               {shape.threads, 1, 1},
+                               static_cast<unsigned>(shape.shared_bytes),
+                               const_cast<void**>(params)};
+    return target.record(target.record_context, launch) ? cudaSuccess : kRecorderRefused;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
+  config.stream = static_cast<cudaStream_t>(target.cuda_stream);
   cudaLaunchAttribute dependent = {};
   dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   dependent.val.programmaticStreamSerializationAllowed = 1;

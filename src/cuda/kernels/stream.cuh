@@ -10,12 +10,6 @@
 // Weights are operand A, so tokens are columns.
 namespace qmlp::cuda {
 
-// Bytes from one row of x in shared memory to the next: 16 more than a multiple of 128, so that
-// ldmatrix reads eight rows without bank conflicts.
-QMLP_HOST_DEVICE constexpr std::uint32_t x_row_bytes(std::int64_t num_chunks) {
-  return static_cast<std::uint32_t>(num_chunks) * kChunkK * 2 + 16;
-}
-
 // Elements 8 v .. 8 v + 7 of a row, zero past K.
 __device__ __forceinline__ uint4 load_eight(const std::uint16_t* row, int v, std::int64_t K) {
   const std::int64_t k = 8 * static_cast<std::int64_t>(v);
@@ -63,6 +57,87 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
                           j % 2 * 2 + r % 2;
       to[0] = value.x, to[4] = value.y, to[8] = value.z, to[12] = value.w;
     }
+  }
+}
+
+// Rows m_begin .. + rows of x into shared memory, zero past K, once the kernel before has ended:
+// weights do not depend on it, x does. For every thread of a CTA.
+template <bool kBulk>
+__device__ __forceinline__ void share_x(const MatmulArgs& args, std::int64_t m_begin, int rows,
+                                        std::uint32_t row_bytes, std::uint8_t* x_shared,
+                                        std::uint64_t* x_barrier) {
+  const int C = static_cast<int>(args.num_chunks);
+  if (kBulk && x_is_aligned(args)) {
+    if (threadIdx.x == 0) {
+      barrier_init(shared_address(x_barrier), 1);
+      barrier_init_fence();
+    }
+    const int tail = static_cast<int>(C * kChunkK - args.K);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * tail; i += blockDim.x) {
+      *reinterpret_cast<std::uint16_t*>(x_shared + i / tail * row_bytes + (args.K + i % tail) * 2) =
+          0;
+    }
+    __syncthreads();
+    wait_for_previous_grid();
+    if (threadIdx.x < 32) {
+      const auto bytes = static_cast<std::uint32_t>(args.K * 2);
+      const int lane = threadIdx.x;
+      if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
+      __syncwarp();
+      for (int row = lane; row < rows; row += 32) {
+        bulk_copy(shared_address(x_shared) + row * row_bytes,
+                  static_cast<const std::uint16_t*>(args.x) + (m_begin + row) * args.x_stride,
+                  bytes, shared_address(x_barrier));
+      }
+    }
+    barrier_wait(shared_address(x_barrier), 0);
+    return;
+  }
+  if constexpr (kBulk) wait_for_previous_grid();
+#pragma unroll 1
+  for (int m = 0; m < rows; ++m) {
+    const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
+    for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
+      *reinterpret_cast<uint4*>(x_shared + m * row_bytes + v * 16) = load_eight(row, v, args.K);
+    }
+  }
+  __syncthreads();
+}
+
+// Where a lane finds x for load_matrices, one address a block of 8 tokens. Rows that do not exist
+// read the last one that does; their columns are not stored.
+template <int kTokenBlocks>
+__device__ __forceinline__ void x_addresses(const std::uint8_t* x_shared, std::uint32_t row_bytes,
+                                            int rows, int lane,
+                                            std::uint32_t (&addresses)[kTokenBlocks]) {
+#pragma unroll
+  for (int b = 0; b < kTokenBlocks; ++b) {
+    const int row = b * 8 + lane % 8;
+    addresses[b] =
+        shared_address(x_shared) + (row < rows ? row : rows - 1) * row_bytes + lane / 8 * 16;
+  }
+}
+
+// The sums of a tile's segments, `partial(s)` those of segment s >= 1: numerics.md's tree.
+template <class Partial>
+__device__ __forceinline__ float4 sum_segments(float4 sum, int segments, Partial partial) {
+  sum = add(sum, partial(1));
+  if (segments > 2) sum = add(sum, add(partial(2), partial(3)));
+  if (segments > 4) {
+    sum = add(sum, add(add(partial(4), partial(5)), add(partial(6), partial(7))));
+  }
+  return sum;
+}
+
+template <class T, int kTokenBlocks>
+__device__ __forceinline__ void store_tile(const EpilogueArgs& epilogue, std::int64_t tile,
+                                           int lane, std::int64_t m_begin, std::int64_t M,
+                                           float (&acc)[kTokenBlocks * 4]) {
+  if (word_stores_suffice(epilogue)) {
+    store_words<T, kTokenBlocks>(epilogue, tile, lane, m_begin, M, acc);
+  } else {
+    store_elements<T, kTokenBlocks>(epilogue, tile, lane, m_begin, M, acc);
   }
 }
 
@@ -131,52 +206,12 @@ __global__ void __launch_bounds__(512)
   const int rows =
       static_cast<int>(args.M - m_begin < kTokenBlocks * 8 ? args.M - m_begin : kTokenBlocks * 8);
   if constexpr (kSharedX) {
-    if (kBulk && x_is_aligned(args)) {
-      if (threadIdx.x == 0) {
-        barrier_init(shared_address(x_barrier), 1);
-        barrier_init_fence();
-      }
-      const int tail = static_cast<int>(C * kChunkK - args.K);
-#pragma unroll 1
-      for (int i = threadIdx.x; i < rows * tail; i += blockDim.x) {
-        *reinterpret_cast<std::uint16_t*>(x_shared + i / tail * row_bytes +
-                                          (args.K + i % tail) * 2) = 0;
-      }
-      __syncthreads();
-      wait_for_previous_grid();  // weights do not depend on the kernel before; x does
-      if (warp == 0) {
-        const auto bytes = static_cast<std::uint32_t>(args.K * 2);
-        if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
-        __syncwarp();
-        if (lane < rows) {
-          bulk_copy(shared_address(x_shared) + lane * row_bytes,
-                    static_cast<const std::uint16_t*>(args.x) + (m_begin + lane) * args.x_stride,
-                    bytes, shared_address(x_barrier));
-        }
-      }
-      barrier_wait(shared_address(x_barrier), 0);
-    } else {
-      if constexpr (kBulk) wait_for_previous_grid();
-#pragma unroll 1
-      for (int m = 0; m < rows; ++m) {
-        const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
-        for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
-          *reinterpret_cast<uint4*>(x_shared + m * row_bytes + v * 16) = load_eight(row, v, args.K);
-        }
-      }
-      __syncthreads();
-    }
+    share_x<kBulk>(args, m_begin, rows, row_bytes, x_shared, x_barrier);
   } else if constexpr (kBulk) {
     wait_for_previous_grid();
   }
-  // Rows that do not exist read the last one that does; their columns are not stored.
   std::uint32_t x_rows[kTokenBlocks];
-#pragma unroll
-  for (int b = 0; b < kTokenBlocks; ++b) {
-    const int row = b * 8 + lane % 8;
-    x_rows[b] =
-        shared_address(x_shared) + (row < rows ? row : rows - 1) * row_bytes + lane / 8 * 16;
-  }
+  x_addresses(x_shared, row_bytes, rows, lane, x_rows);
   constexpr int kFragmentLanes = 32 * kTokenBlocks;
   const int plane = C * kFragmentLanes;
   const uint4* const fragments = reinterpret_cast<const uint4*>(args.x_fragments) +
@@ -266,19 +301,12 @@ __global__ void __launch_bounds__(512)
       if (segment != 0) continue;
 #pragma unroll
       for (int b = 0; b < kTokenBlocks; ++b) {
-        const auto at = [&](int of) { return partial(of, b); };
-        float4 sum = make_float4(acc[4 * b], acc[4 * b + 1], acc[4 * b + 2], acc[4 * b + 3]);
-        sum = add(sum, at(1));
-        if (segments > 2) sum = add(sum, add(at(2), at(3)));
-        if (segments > 4) sum = add(sum, add(add(at(4), at(5)), add(at(6), at(7))));
+        const float4 own = make_float4(acc[4 * b], acc[4 * b + 1], acc[4 * b + 2], acc[4 * b + 3]);
+        const float4 sum = sum_segments(own, segments, [&](int of) { return partial(of, b); });
         acc[4 * b] = sum.x, acc[4 * b + 1] = sum.y, acc[4 * b + 2] = sum.z, acc[4 * b + 3] = sum.w;
       }
     }
-    if (word_stores_suffice(args.epilogue)) {
-      store_words<T, kTokenBlocks>(args.epilogue, tile, lane, m_begin, args.M, acc);
-    } else {
-      store_elements<T, kTokenBlocks>(args.epilogue, tile, lane, m_begin, args.M, acc);
-    }
+    store_tile<T, kTokenBlocks>(args.epilogue, tile, lane, m_begin, args.M, acc);
   }
 }
 

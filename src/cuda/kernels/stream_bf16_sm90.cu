@@ -4,9 +4,9 @@
 namespace qmlp::cuda {
 
 int launch_stream_bf16_sm90(const MatmulArgs& args, const DeviceFacts& device,
-                            cudaStream_t stream) {
+                            const LaunchTarget& target) {
   return with_format(args.format, [&]<int kBits, int kGroup>() {
-    return launch_stream_tokens<Bf16, kBits, kGroup, true>(args, device, stream);
+    return launch_stream_tokens<Bf16, kBits, kGroup, true>(args, device, target);
   });
 }
 

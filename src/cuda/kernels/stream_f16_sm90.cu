@@ -3,9 +3,10 @@
 
 namespace qmlp::cuda {
 
-int launch_stream_f16_sm90(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+int launch_stream_f16_sm90(const MatmulArgs& args, const DeviceFacts& device,
+                           const LaunchTarget& target) {
   return with_format(args.format, [&]<int kBits, int kGroup>() {
-    return launch_stream_tokens<F16, kBits, kGroup, true>(args, device, stream);
+    return launch_stream_tokens<F16, kBits, kGroup, true>(args, device, target);
   });
 }
 

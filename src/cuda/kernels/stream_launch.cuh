@@ -14,10 +14,6 @@ inline std::size_t max_shared_x(const DeviceFacts& device) {
   return device.smem_bytes > kRing ? device.smem_bytes - kRing : 0;
 }
 
-inline std::size_t shared_x_bytes(std::int64_t num_chunks, std::int64_t rows) {
-  return static_cast<std::size_t>(x_row_bytes(num_chunks)) * static_cast<std::size_t>(rows);
-}
-
 inline const void* rows_from(const void* rows, std::int64_t elements) {
   return rows == nullptr ? nullptr : static_cast<const std::uint16_t*>(rows) + elements;
 }
@@ -25,9 +21,30 @@ inline void* rows_from(void* rows, std::int64_t elements) {
   return rows == nullptr ? nullptr : static_cast<std::uint16_t*>(rows) + elements;
 }
 
+// Calls `launch(part, tiles)` for blocks of `rows` rows of x, as many at once as a grid may have.
+template <class Launch>
+int for_token_tiles(const MatmulArgs& args, int rows, Launch launch) {
+  const std::int64_t token_tiles = (args.M + rows - 1) / rows;
+  constexpr std::int64_t kMaxGridY = 65535;
+  for (std::int64_t y = 0; y < token_tiles; y += kMaxGridY) {
+    const std::int64_t count = std::min(kMaxGridY, token_tiles - y);
+    MatmulArgs part = args;
+    const std::int64_t m = y * rows;
+    part.x = rows_from(args.x, m * args.x_stride);
+    part.epilogue.out = rows_from(args.epilogue.out, m * args.epilogue.out_stride);
+    part.epilogue.residual = rows_from(args.epilogue.residual, m * args.epilogue.residual_stride);
+    part.epilogue.gate_tap = rows_from(args.epilogue.gate_tap, m * args.epilogue.gate_tap_stride);
+    part.M = std::min<std::int64_t>(args.M - m, count * rows);
+    if (const cudaError_t e = launch(part, static_cast<unsigned>(count)); e != cudaSuccess) {
+      return e;
+    }
+  }
+  return cudaSuccess;
+}
+
 template <class T, int kTokenBlocks, int kBits, int kGroup, bool kBulk, bool kSharedX>
-int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
-  const auto kernel = stream_kernel<T, kTokenBlocks, kBits, kGroup, kBulk, kSharedX>;
+int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device,
+                         const LaunchTarget& target) {
   constexpr int kRows = kTokenBlocks * 8;
   const std::size_t x_bytes =
       kSharedX ? shared_x_bytes(args.num_chunks, std::min<std::int64_t>(args.M, kRows)) : 0;
@@ -35,42 +52,32 @@ int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device, cuda
       choose_stream({args.format, args.num_tiles, args.num_chunks, args.segments, kTokenBlocks,
                      x_bytes, kBulk ? 0 : kCopyStages},
                     device);
-  const std::int64_t token_tiles = (args.M + kRows - 1) / kRows;
-  constexpr std::int64_t kMaxGridY = 65535;
-  for (std::int64_t y = 0; y < token_tiles; y += kMaxGridY) {
-    const std::int64_t count = std::min(kMaxGridY, token_tiles - y);
-    MatmulArgs part = args;
-    const std::int64_t m = y * kRows;
-    part.x = rows_from(args.x, m * args.x_stride);
-    part.epilogue.out = rows_from(args.epilogue.out, m * args.epilogue.out_stride);
-    part.epilogue.residual = rows_from(args.epilogue.residual, m * args.epilogue.residual_stride);
-    part.epilogue.gate_tap = rows_from(args.epilogue.gate_tap, m * args.epilogue.gate_tap_stride);
-    part.M = std::min<std::int64_t>(args.M - m, count * kRows);
+  return for_token_tiles(args, kRows, [&](const MatmulArgs& part, unsigned count) {
     if constexpr (!kSharedX) {
-      const dim3 grid(8, static_cast<unsigned>(count));
-      lay_out_x_kernel<kTokenBlocks><<<grid, 256, 0, stream>>>(part);
+      if (const cudaError_t e =
+              launch_kernel(lay_out_x_kernel<kTokenBlocks>, {dim3(8, count), 256, 0, false}, device,
+                            target, part);
+          e != cudaSuccess) {
+        return e;
+      }
     }
-    const LaunchShape launch = {
-        dim3(static_cast<unsigned>(shape.grid), static_cast<unsigned>(count)),
-        static_cast<unsigned>(shape.warps) * 32, shape.shared_bytes, kBulk};
-    if (const cudaError_t e =
-            launch_kernel(kernel, launch, device, stream, part, shape.stages, shape.stage_chunks);
-        e != cudaSuccess) {
-      return e;
-    }
-  }
-  return cudaSuccess;
+    return launch_kernel(stream_kernel<T, kTokenBlocks, kBits, kGroup, kBulk, kSharedX>,
+                         {dim3(static_cast<unsigned>(shape.grid), count),
+                          static_cast<unsigned>(shape.warps) * 32, shape.shared_bytes, kBulk},
+                         device, target, part, shape.stages, shape.stage_chunks);
+  });
 }
 
 template <class T, int kBits, int kGroup, bool kBulk>
-int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device,
+                         const LaunchTarget& target) {
   const bool one = args.M <= 8;
   if (args.x_fragments == nullptr) {
-    return one ? launch_stream_kernel<T, 1, kBits, kGroup, kBulk, true>(args, device, stream)
-               : launch_stream_kernel<T, 2, kBits, kGroup, kBulk, true>(args, device, stream);
+    return one ? launch_stream_kernel<T, 1, kBits, kGroup, kBulk, true>(args, device, target)
+               : launch_stream_kernel<T, 2, kBits, kGroup, kBulk, true>(args, device, target);
   }
-  return one ? launch_stream_kernel<T, 1, kBits, kGroup, kBulk, false>(args, device, stream)
-             : launch_stream_kernel<T, 2, kBits, kGroup, kBulk, false>(args, device, stream);
+  return one ? launch_stream_kernel<T, 1, kBits, kGroup, kBulk, false>(args, device, target)
+             : launch_stream_kernel<T, 2, kBits, kGroup, kBulk, false>(args, device, target);
 }
 
 }  // namespace qmlp::cuda

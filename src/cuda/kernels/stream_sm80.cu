@@ -6,18 +6,18 @@ namespace qmlp::cuda {
 namespace {
 
 template <class T>
-int launch(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+int launch(const MatmulArgs& args, const DeviceFacts& device, const LaunchTarget& target) {
   return with_group<0>(args.format, [&]<int kBits, int kGroup>() {
-    return launch_stream_tokens<T, kBits, kGroup, false>(args, device, stream);
+    return launch_stream_tokens<T, kBits, kGroup, false>(args, device, target);
   });
 }
 
 }  // namespace
 
 int launch_stream_sm80(Element element, const MatmulArgs& args, const DeviceFacts& device,
-                       cudaStream_t stream) {
-  if (element == Element::bf16) return launch<Bf16>(args, device, stream);
-  return launch<F16>(args, device, stream);
+                       const LaunchTarget& target) {
+  if (element == Element::bf16) return launch<Bf16>(args, device, target);
+  return launch<F16>(args, device, target);
 }
 
 std::size_t stream_fragment_bytes(std::int64_t M, std::int64_t num_chunks,

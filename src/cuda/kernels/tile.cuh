@@ -102,6 +102,9 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
     return empty + 8 * (kXSlots + consumer * 2 * kMaxWeightStages);
   };
   constexpr int kFullToEmpty = 8 * kMaxWeightStages;
+  // Arrivals that give a stage back: one lane's for its warp, or every lane's where that is not
+  // worth saving.
+  constexpr int kReleases = kWords ? 1 : 32;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int C = static_cast<int>(matmul.num_chunks);
   const TileStages stages = tile_stages(bytes_a_chunk, kStageChunks, C);
@@ -114,7 +117,8 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
     barrier_init(full + 8 * lane, 1);
     barrier_init(empty + 8 * lane, kWarps);
   } else if (group > 0 && lane < 2 * args.weight_stages) {
-    barrier_init(weights_full(warp - 4) + lane / 2 * 8 + lane % 2 * kFullToEmpty, 1);
+    barrier_init(weights_full(warp - 4) + lane / 2 * 8 + lane % 2 * kFullToEmpty,
+                 lane % 2 == 0 ? 1 : kReleases);
   }
   barrier_init_fence();
   __syncthreads();
@@ -234,8 +238,10 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
         raw.template decode<3>(a, 1);
       }
       if (p == kParts - 1 && (d % kStageChunks == kStageChunks - 1 || last)) {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(weights_barrier + 8 * weight_slot + kFullToEmpty);
+        if constexpr (kReleases == 1) __syncwarp();
+        if (kReleases > 1 || lane == 0) {
+          barrier_arrive(weights_barrier + 8 * weight_slot + kFullToEmpty);
+        }
         if (++weight_slot == args.weight_stages) weight_slot = 0, weight_phase ^= 1;
       }
     };

@@ -4,10 +4,10 @@
 namespace qmlp::cuda {
 
 int launch_tile_f16_sm90a(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
-                          cudaStream_t stream) {
-  if (!word_stores_suffice(args.epilogue)) return launch_tile_elements<F16>(args, device, stream);
+                          const LaunchTarget& target) {
+  if (!word_stores_suffice(args.epilogue)) return launch_tile_elements<F16>(args, device, target);
   return with_format(args.format, [&]<int kBits, int kGroup>() {
-    return launch_tile_tokens<F16, kBits, kGroup>(config, args, device, stream);
+    return launch_tile_tokens<F16, kBits, kGroup>(config, args, device, target);
   });
 }
 

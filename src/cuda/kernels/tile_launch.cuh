@@ -39,7 +39,8 @@ cudaError_t make_x_map(CUtensorMap* map, const MatmulArgs& args, int tokens) {
 }
 
 template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
-int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device,
+                       const LaunchTarget& target) {
   const auto kernel = tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, kWords>;
   CUtensorMap x_map;
   if (const cudaError_t e = make_x_map<T>(&x_map, args, kTokens); e != cudaSuccess) return e;
@@ -60,15 +61,15 @@ int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device, cudaSt
       static_cast<std::size_t>(kXBytes + tile_args.weight_stages * ring_bytes + kAlignment);
   return launch_kernel(kernel,
                        {dim3(static_cast<unsigned>(grid)), 128 * (kGroups + 1), shared_bytes, true},
-                       device, stream, tile_args, x_map);
+                       device, target, tile_args, x_map);
 }
 
 template <class T, int kBits, int kGroup>
 int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
-                       cudaStream_t stream) {
+                       const LaunchTarget& target) {
   const auto launch = [&]<int kTokens, int kGroups, int kCtas>() {
     return launch_tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, true>(args, device,
-                                                                               stream);
+                                                                               target);
   };
   // Where registers are short, fragments are held by halves of a chunk, and that is safe only when
   // decoding computes them: ptxas lets the load of the next chunk overwrite fragments that are its
@@ -97,9 +98,10 @@ int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFa
 
 // What few models need goes through one kernel, which reads widths at run time.
 template <class T>
-int launch_tile_elements(const MatmulArgs& args, const DeviceFacts& device, cudaStream_t stream) {
+int launch_tile_elements(const MatmulArgs& args, const DeviceFacts& device,
+                         const LaunchTarget& target) {
   return with_group<0>(args.format, [&]<int kBits, int kGroup>() {
-    return launch_tile_kernel<T, 64, 2, 1, kBits, kGroup, false>(args, device, stream);
+    return launch_tile_kernel<T, 64, 2, 1, kBits, kGroup, false>(args, device, target);
   });
 }
 

@@ -114,6 +114,79 @@ TEST(ChooseStream, EveryLaunchIsPossible) {
   EXPECT_EQ(failures, 0);
 }
 
+// The same of a relay: rings, their barriers, x, a chain's sums and, where K is cut, two turns of
+// its segments' sums.
+TEST(ChooseRelay, EveryLaunchIsPossible) {
+  int choices = 0, failures = 0;
+  for (const DeviceFacts& device : kDevices) {
+    for (const TileFormat& format : all_formats()) {
+      for (const std::int64_t tiles : kTiles) {
+        for (const std::int64_t chunks : kChunks) {
+          for (const int segments : {1, 2, 4, 8}) {
+            for (const int rows : {1, 8}) {
+              const std::size_t x = shared_x_bytes(chunks, rows);
+              const StreamShape shape{format, tiles, chunks, segments, 1, x, 0};
+              const auto choice = choose_relay(shape, device);
+              if (!choice) {
+                // Refused where one stage a warp is too much: it needs that beside x.
+                EXPECT_GT(x + 8 * 8 * static_cast<std::size_t>(format.chunk_bytes()) * 8 + 16384,
+                          device.smem_bytes)
+                    << describe(shape, device);
+                continue;
+              }
+              ++choices;
+              const int chains = choice->warps / choice->legs;
+              const std::size_t rings =
+                  static_cast<std::size_t>(choice->warps * choice->stages * kStreamStageChunks) *
+                  static_cast<std::size_t>(format.chunk_bytes());
+              const auto barriers = static_cast<std::size_t>(choice->warps * choice->stages * 8);
+              const std::size_t used = rings + (barriers + 127) / 128 * 128 + x +
+                                       static_cast<std::size_t>(chains) * 512 *
+                                           static_cast<std::size_t>(segments > 1 ? 3 : 1);
+              // Named barriers: 0, one a warp, one a team.
+              const int barrier_ids = 1 + choice->warps + chains / segments;
+              const bool ok = choice->shared_bytes <= device.smem_bytes - kStaticSharedBytes &&
+                              used <= choice->shared_bytes && chains >= segments &&
+                              chains % segments == 0 && choice->warps % choice->legs == 0 &&
+                              choice->warps <= kRelayMaxWarps && barrier_ids <= 16 &&
+                              choice->legs >= 1 && choice->stages >= 1 && choice->stages <= 32 &&
+                              choice->grid >= 1 && choice->grid <= device.num_sms &&
+                              choice->grid <= tiles;
+              if (ok) continue;
+              if (++failures > 10) continue;
+              ADD_FAILURE() << describe(shape, device) << ": warps " << choice->warps << ", legs "
+                            << choice->legs << ", stages " << choice->stages << ", grid "
+                            << choice->grid << ", shared " << choice->shared_bytes << ", used "
+                            << used;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(failures, 0);
+  EXPECT_GT(choices, 1000);
+}
+
+// Long chains of few tiles: what an H200 was measured to do faster so.
+TEST(ChooseRelay, TakesLongChainsOfFewTiles) {
+  struct Linear {
+    const char* name;
+    std::int64_t N, K;
+    bool relay;
+  };
+  constexpr Linear kLinears[] = {
+      {"SmolLM2 down", 576, 1536, false},     {"MiniCPM5 q", 1536, 1536, false},
+      {"MiniCPM5 down", 1536, 4608, true},    {"Llama-8B q", 4096, 4096, false},
+      {"Llama-8B k", 1024, 4096, true},       {"Llama-8B down", 4096, 14336, true},
+      {"Llama-8B head", 128256, 4096, false}, {"Llama-70B k", 1024, 8192, true},
+      {"Llama-70B down", 8192, 28672, false}};
+  for (const Linear& linear : kLinears) {
+    EXPECT_EQ(prefers_relay(tiles_of(linear.N, false), linear.K / kChunkK, 1, h200()), linear.relay)
+        << linear.name;
+  }
+}
+
 // With work for all, no SM is idle, and with little no CTA is.
 TEST(ChooseStream, SpreadsTiles) {
   for (const DeviceFacts& device : kDevices) {

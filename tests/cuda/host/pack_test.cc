@@ -1,7 +1,5 @@
 // Weights packed for the CUDA kernels and decoded again by the kernels' own functions, compiled for
 // the CPU: every element is the exactly rounded weight, and zero beyond the matrix.
-#include "cuda/pack.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,18 +11,21 @@
 
 #include "base/float16.h"
 #include "cuda/device/decode.cuh"
+#include "cuda/host/weights.h"
+#include "cuda/host_tiles.h"
 #include "cuda/kernels/formats.cuh"
-#include "kernels/random.h"
-#include "quant/codes.h"
-#include "quant/exact.h"
 
 namespace qmlp::cuda {
 namespace {
 
+using test::describe;
+using test::HostTiles;
+using test::kGroups;
+using test::kWidths;
+using test::make_weight;
 using test::Random;
-
-constexpr int kWidths[] = {2, 3, 4, 5, 6, 8};
-constexpr int kGroups[] = {32, 64, 128};
+using test::Range;
+using test::Weight;
 
 float widen(DType type, std::uint16_t bits) {
   return type == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
@@ -158,82 +159,16 @@ TEST(OnHost, BytePermutation) {
 
 // ---- weights ----
 
-// What scales and biases are like.
-enum class Range {
-  usual,     // of a real model
-  wide,      // every magnitude that needs no prescale, subnormals, infinities and NaN too
-  prescale,  // bf16 scales from 2^-5 on
-  huge,      // bf16 scales past what a prescale is allowed
-};
-
-struct Weight {
-  QuantizedTensorView view;
-  std::vector<std::byte> codes, scales, biases;
-};
-
-std::uint16_t wide_float(Random& random, DType type, bool below_prescale) {
-  if (type == DType::f16) return static_cast<std::uint16_t>(random.bits());
-  auto bits = static_cast<std::uint16_t>(random.bits());
-  if (below_prescale && is_finite(type, bits)) {
-    // |scale| < 2^-5
-    bits = static_cast<std::uint16_t>((bits & 0x8000) | (bits & 0x7FFF) % ((127 - 5) << 7));
-  }
-  return bits;
-}
-
-Weight make_weight(std::uint64_t seed, std::int64_t N, std::int64_t K, QuantSpec spec,
-                   Range range) {
-  Random random(seed);
-  Weight w;
-  if (spec.is_dense()) {
-    w.codes.resize(static_cast<std::size_t>(N * K) * size_of(spec.scale_dtype));
-    for (std::int64_t i = 0; i < N * K; ++i) {
-      store_float(w.codes.data(), spec.scale_dtype, i, static_cast<float>(random.normal() * 0.05));
-    }
-    w.view = {w.codes, {}, {}, N, K, spec};
-    return w;
-  }
-  w.codes.resize(static_cast<std::size_t>(N * packed_row_bytes(K, spec.bits)));
-  for (std::byte& byte : w.codes) byte = static_cast<std::byte>(random.bits());
-  const std::int64_t groups = N * (K / spec.group_size);
-  const DType type = spec.scale_dtype;
-  w.scales.resize(static_cast<std::size_t>(groups) * size_of(type));
-  w.biases.resize(w.scales.size());
-  for (std::int64_t i = 0; i < groups; ++i) {
-    if (range == Range::wide && type != DType::f32) {
-      const std::uint16_t s = wide_float(random, type, true), b = wide_float(random, type, false);
-      std::memcpy(w.scales.data() + 2 * i, &s, 2);
-      std::memcpy(w.biases.data() + 2 * i, &b, 2);
-      continue;
-    }
-    double scale = random.normal() * 0.005, bias = random.normal() * 0.02;
-    if (range == Range::prescale)
-      scale = std::ldexp(random.uniform(-1.0, 1.0), static_cast<int>(random.below(20)) - 4);
-    if (range == Range::huge) scale = std::ldexp(random.uniform(0.5, 1.0), 21);
-    if (range != Range::usual) bias = scale * random.uniform(-300.0, 300.0);
-    store_float(w.scales.data(), type, i, static_cast<float>(scale));
-    store_float(w.biases.data(), type, i, static_cast<float>(bias));
-  }
-  w.view = {w.codes, w.scales, w.biases, N, K, spec};
-  return w;
-}
-
-std::string describe(const QuantizedTensorView& w) {
-  return std::to_string(w.spec.bits) + " bits, group " + std::to_string(w.spec.group_size) + ", " +
-         to_string(w.spec.scale_dtype) + " scales, N " + std::to_string(w.N) + ", K " +
-         std::to_string(w.K);
-}
-
 // Counts a tile stream's elements that are not what they should be, naming the first.
 template <class T, int kBits, int kGroup>
 int check_chunk(const HostTiles& tiles, const QuantizedTensorView* weights, int num_weights,
                 DType type, std::int64_t tile, std::int64_t c) {
   const bool swiglu = num_weights == 2;
   const std::uint8_t* chunk =
-      tiles.bytes.data() + tile * tiles.tile_bytes + c * tiles.format.chunk_bytes();
-  const MixedShape shape = mixed_shape(tiles.format);
+      tiles.bytes.data() + tile * tiles.layout.tile_bytes + c * tiles.layout.format.chunk_bytes();
+  const MixedShape shape = mixed_shape(tiles.layout.format);
   EXPECT_EQ((chunk_bytes<kBits, kGroup>(kBits == 0 ? shape : MixedShape{})),
-            static_cast<std::uint32_t>(tiles.format.chunk_bytes()));
+            static_cast<std::uint32_t>(tiles.layout.format.chunk_bytes()));
   int wrong = 0;
   for (int lane = 0; lane < 32; ++lane) {
     RawChunk<T, kBits, kGroup> raw{};
@@ -273,15 +208,16 @@ template <class T>
 void check_tiles(const HostTiles& tiles, const QuantizedTensorView* weights, int num_weights,
                  DType type) {
   const std::int64_t N = weights[0].N, rows = num_weights == 2 ? kHalfRows : kTileRows;
-  ASSERT_EQ(tiles.num_tiles, (N + rows - 1) / rows);
-  ASSERT_EQ(tiles.num_chunks, (weights[0].K + kChunkK - 1) / kChunkK);
-  ASSERT_EQ(tiles.tile_bytes, tiles.num_chunks * tiles.format.chunk_bytes());
-  ASSERT_EQ(static_cast<std::int64_t>(tiles.bytes.size()), tiles.num_tiles * tiles.tile_bytes);
+  ASSERT_EQ(tiles.layout.num_tiles, (N + rows - 1) / rows);
+  ASSERT_EQ(tiles.layout.num_chunks, (weights[0].K + kChunkK - 1) / kChunkK);
+  ASSERT_EQ(tiles.layout.tile_bytes, tiles.layout.num_chunks * tiles.layout.format.chunk_bytes());
+  ASSERT_EQ(static_cast<std::int64_t>(tiles.bytes.size()),
+            tiles.layout.num_tiles * tiles.layout.tile_bytes);
   ASSERT_EQ(reinterpret_cast<std::uintptr_t>(tiles.bytes.data()) % 16, 0u);
-  const int wrong = with_format(tiles.format, [&]<int kBits, int kGroup>() {
+  const int wrong = with_format(tiles.layout.format, [&]<int kBits, int kGroup>() {
     int count = 0;
-    for (std::int64_t tile = 0; tile < tiles.num_tiles; ++tile) {
-      for (std::int64_t c = 0; c < tiles.num_chunks; ++c) {
+    for (std::int64_t tile = 0; tile < tiles.layout.num_tiles; ++tile) {
+      for (std::int64_t c = 0; c < tiles.layout.num_chunks; ++c) {
         count += check_chunk<T, kBits, kGroup>(tiles, weights, num_weights, type, tile, c);
       }
     }
@@ -292,15 +228,13 @@ void check_tiles(const HostTiles& tiles, const QuantizedTensorView* weights, int
 
 // Packs, decodes and compares; the format that was packed.
 HostTiles round_trip(const std::vector<QuantizedTensorView>& weights, DType type) {
-  auto tiles = pack_tiles(weights.data(), static_cast<int>(weights.size()), type);
-  EXPECT_TRUE(tiles) << (tiles ? "" : tiles.error().message);
-  if (!tiles) return {};
+  HostTiles tiles = test::pack_tiles(weights.data(), static_cast<int>(weights.size()), type);
   if (type == DType::bf16) {
-    check_tiles<Bf16>(*tiles, weights.data(), static_cast<int>(weights.size()), type);
+    check_tiles<Bf16>(tiles, weights.data(), static_cast<int>(weights.size()), type);
   } else {
-    check_tiles<F16>(*tiles, weights.data(), static_cast<int>(weights.size()), type);
+    check_tiles<F16>(tiles, weights.data(), static_cast<int>(weights.size()), type);
   }
-  return std::move(*tiles);
+  return tiles;
 }
 
 class PackTiles : public ::testing::TestWithParam<DType> {};
@@ -316,11 +250,10 @@ TEST_P(PackTiles, LinearOfEveryFormat) {
             const Weight w = make_weight(++seed, N, groups * group, {bits, group, type}, range);
             const HostTiles tiles = round_trip({w.view}, type);
             for (int h = 0; h < 2; ++h) {
-              EXPECT_EQ(tiles.format.half[h].bits, bits);
-              EXPECT_EQ(tiles.format.half[h].group_size, std::min(group, kChunkK));
+              EXPECT_EQ(tiles.layout.format.half[h].bits, bits);
+              EXPECT_EQ(tiles.layout.format.half[h].group_size, std::min(group, kChunkK));
               EXPECT_EQ(tiles.unscale[h], 1.0f);
             }
-            EXPECT_EQ(tiles.exact_tiles, 0);
           }
         }
       }
@@ -341,9 +274,10 @@ TEST_P(PackTiles, SwigluOfEveryPairOfFormats) {
               make_weight(++seed, 11, K, {gate_bits, gate_group, type}, Range::usual);
           const Weight up = make_weight(++seed, 11, K, {up_bits, up_group, type}, Range::wide);
           const HostTiles tiles = round_trip({gate.view, up.view}, type);
-          EXPECT_EQ(tiles.format.half[0].bits, gate_bits);
-          EXPECT_EQ(tiles.format.half[1].bits, up_bits);
-          EXPECT_EQ(tiles.format.half[0].group_size, std::min({gate_group, up_group, kChunkK}));
+          EXPECT_EQ(tiles.layout.format.half[0].bits, gate_bits);
+          EXPECT_EQ(tiles.layout.format.half[1].bits, up_bits);
+          EXPECT_EQ(tiles.layout.format.half[0].group_size,
+                    std::min({gate_group, up_group, kChunkK}));
         }
       }
     }
@@ -359,8 +293,7 @@ TEST_P(PackTiles, DenseHalves) {
     for (const std::int64_t K : {1, 50, 64, 95, 200}) {
       const Weight w = make_weight(++seed, 19, K, dense, Range::usual);
       const HostTiles tiles = round_trip({w.view}, type);
-      EXPECT_EQ(tiles.format.half[0].bits, kDenseBits);
-      EXPECT_EQ(tiles.exact_tiles, tiles.num_tiles);
+      EXPECT_EQ(tiles.layout.format.half[0].bits, kDenseBits);
       round_trip({w.view, w.view}, type);
     }
     for (const int bits : kWidths) {
@@ -369,10 +302,9 @@ TEST_P(PackTiles, DenseHalves) {
         const Weight coded = make_weight(++seed, 13, K, {bits, group, type}, Range::usual);
         const Weight plain = make_weight(++seed, 13, K, dense, Range::usual);
         const HostTiles first = round_trip({coded.view, plain.view}, type);
-        EXPECT_EQ(first.format.half[0].bits, bits);
-        EXPECT_EQ(first.format.half[1].bits, kDenseBits);
-        EXPECT_EQ(first.format.half[1].group_size, first.format.half[0].group_size);
-        EXPECT_EQ(first.exact_tiles, first.num_tiles);
+        EXPECT_EQ(first.layout.format.half[0].bits, bits);
+        EXPECT_EQ(first.layout.format.half[1].bits, kDenseBits);
+        EXPECT_EQ(first.layout.format.half[1].group_size, first.layout.format.half[0].group_size);
         round_trip({plain.view, coded.view}, type);
       }
     }
@@ -388,9 +320,9 @@ TEST_P(PackTiles, ScalesOfAnotherTypeAreDecodedExactly) {
       for (const int group : kGroups) {
         for (const Range range : {Range::usual, Range::wide}) {
           const Weight w = make_weight(++seed, 17, 3 * group, {bits, group, scales}, range);
-          EXPECT_EQ(round_trip({w.view}, type).format.half[0].bits, kDenseBits);
+          EXPECT_EQ(round_trip({w.view}, type).layout.format.half[0].bits, kDenseBits);
           const Weight own = make_weight(++seed, 17, 3 * group, {4, group, type}, Range::usual);
-          EXPECT_EQ(round_trip({own.view, w.view}, type).format.half[0].bits, 4);
+          EXPECT_EQ(round_trip({own.view, w.view}, type).layout.format.half[0].bits, 4);
         }
       }
     }
@@ -409,17 +341,17 @@ TEST(Prescale, KeepsWeightsExact) {
       const Weight large = make_weight(++seed, 21, 3 * group, spec, Range::prescale);
       const Weight usual = make_weight(++seed, 21, 3 * group, spec, Range::usual);
       const HostTiles one = round_trip({large.view}, DType::bf16);
-      EXPECT_EQ(one.format.half[0].bits, bits);
+      EXPECT_EQ(one.layout.format.half[0].bits, bits);
       EXPECT_GT(one.unscale[0], 1.0f);
       EXPECT_EQ(one.unscale[0], one.unscale[1]);
       const HostTiles two = round_trip({usual.view, large.view}, DType::bf16);
-      EXPECT_EQ(two.format.half[1].bits, bits);
+      EXPECT_EQ(two.layout.format.half[1].bits, bits);
       EXPECT_EQ(two.unscale[0], 1.0f);
       EXPECT_GT(two.unscale[1], 1.0f);
       const Weight huge = make_weight(++seed, 21, 3 * group, spec, Range::huge);
       const HostTiles three = round_trip({huge.view, usual.view}, DType::bf16);
-      EXPECT_EQ(three.format.half[0].bits, kDenseBits);
-      EXPECT_EQ(three.format.half[1].bits, bits);
+      EXPECT_EQ(three.layout.format.half[0].bits, kDenseBits);
+      EXPECT_EQ(three.layout.format.half[1].bits, bits);
       EXPECT_EQ(three.unscale[0], 1.0f);
     }
   }
@@ -437,15 +369,6 @@ TEST(Prescale, TinyWeightsBesideALargeScale) {
       round_trip({w.view}, DType::bf16);
     }
   }
-}
-
-TEST(PackTilesErrors, AViewThatDoesNotFitIsRefused) {
-  Weight w = make_weight(3, 8, 64, {4, 64, DType::bf16}, Range::usual);
-  w.view.codes = w.view.codes.first(w.view.codes.size() - 1);
-  EXPECT_FALSE(pack_tiles(&w.view, 1, DType::bf16));
-  const Weight good = make_weight(3, 8, 64, {4, 64, DType::bf16}, Range::usual);
-  const QuantizedTensorView both[] = {good.view, w.view};
-  EXPECT_FALSE(pack_tiles(both, 2, DType::bf16));
 }
 
 }  // namespace

@@ -57,14 +57,17 @@ std::uint8_t body_of(std::string_view name) {
 
 // The body that is meant for M rows of a shape.
 int expected_body(std::int64_t M, Shape shape, bool is_swiglu, const DeviceFacts& device) {
-  if (M <= 8) return cuda::kStreamSm90;
+  const std::int64_t num_tiles = cuda::tiles_of(shape.intermediate, is_swiglu);
+  if (M < 5 || (M <= 8 && !(is_swiglu && cuda::prefers_tile(num_tiles, device)))) {
+    return cuda::kStreamSm90;
+  }
   // A plan asks once in every kPreferenceStep rows.
   const std::int64_t asked = std::min(
-      std::max<std::int64_t>(9, (M - 1) / plan::kPreferenceStep * plan::kPreferenceStep + 1),
+      std::max<std::int64_t>(5, (M - 1) / plan::kPreferenceStep * plan::kPreferenceStep + 1),
       (plan::kPreferenceEnd - 1) / plan::kPreferenceStep * plan::kPreferenceStep + 1);
-  return cuda::kTileSm90 + static_cast<int>(cuda::choose_tile(
-                               asked, cuda::tiles_of(shape.intermediate, is_swiglu),
-                               ceil_div(shape.hidden, std::int64_t{cuda::kChunkK}), device));
+  return cuda::kTileSm90 +
+         static_cast<int>(cuda::choose_tile(
+             asked, num_tiles, ceil_div(shape.hidden, std::int64_t{cuda::kChunkK}), device));
 }
 
 TEST(H200Plan, StreamsForFewRowsAndTilesAbove) {
@@ -81,7 +84,11 @@ TEST(H200Plan, StreamsForFewRowsAndTilesAbove) {
       EXPECT_EQ(swiglu->accumulation(), Accumulation::tensor);
       EXPECT_EQ(swiglu->segments(), 1);
       for (std::int64_t M = 0; M <= 8; ++M) {
-        EXPECT_EQ(swiglu->kernel_name(M), stream_name("swiglu", type)) << M;
+        if (M < 5) {
+          EXPECT_EQ(swiglu->kernel_name(M), stream_name("swiglu", type)) << M;
+        } else {
+          EXPECT_EQ(body_of(swiglu->kernel_name(M)), expected_body(M, shape, true, device)) << M;
+        }
         EXPECT_EQ(linear->kernel_name(M), stream_name("linear", type)) << M;
       }
       for (std::int64_t M = 9; M <= 6000; M += M < 600 ? 1 : 97) {
@@ -95,6 +102,15 @@ TEST(H200Plan, StreamsForFewRowsAndTilesAbove) {
       }
     }
   }
+}
+
+TEST(H200Plan, ALongChainIsCarriedByARelay) {
+  const auto plan = make_plan(linear_of({14336, 4096}, DType::bf16, 64), machine("h200"));
+  ASSERT_TRUE(plan);
+  for (std::int64_t M = 0; M <= 8; ++M) {
+    EXPECT_EQ(plan->kernel_name(M), "linear_bf16_any_m16n8k512_sm90a") << M;
+  }
+  EXPECT_GE(body_of(plan->kernel_name(9)), cuda::kTileSm90);
 }
 
 TEST(H200Plan, APlanOfOneRowIsAStreamPlan) {
@@ -139,8 +155,8 @@ TEST(H200Plan, ExplainNamesEveryKernelAndReason) {
     said[verdict.kernel] = to_string(verdict.support);
     if (verdict.support) ++takers;
   }
-  // The stream kernels of both architectures and every tile.
-  EXPECT_EQ(takers, 2u + cuda::kNumTileConfigs);
+  // The stream kernels of both architectures, the relay and every tile.
+  EXPECT_EQ(takers, 3u + cuda::kNumTileConfigs);
   EXPECT_EQ(said.at("swiglu_bf16_any_m16n8k16_sm90a"), "supported");
   EXPECT_EQ(said.at("swiglu_f16_any_m16n8k16_sm90a"), "activation is bf16, needs f16");
   for (const auto& [kernel, text] : said) {
@@ -166,7 +182,7 @@ TEST(H200Plan, ForcedTiles) {
     for (const std::int64_t M : {0, 1, 9, 300}) EXPECT_EQ(plan->kernel_name(M), verdict.kernel);
     EXPECT_TRUE(bodies.insert(body_of(verdict.kernel)).second) << verdict.kernel;
   }
-  EXPECT_EQ(bodies.size(), 2u + cuda::kNumTileConfigs);
+  EXPECT_EQ(bodies.size(), 3u + cuda::kNumTileConfigs);
 }
 
 // sm_80 has one family at every M, and it cuts K too.
