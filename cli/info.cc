@@ -7,6 +7,7 @@
 #include "machine.h"
 #include "options.h"
 #include "qmlp/cpu.h"
+#include "qmlp/cuda.h"
 #include "qmlp/version.h"
 
 namespace qmlp::cli {
@@ -36,6 +37,22 @@ std::string threads_reason(const MachineInfo& machine) {
   text += machine.cgroup_cpus > 0.0 ? format(", cgroup quota %.2f", machine.cgroup_cpus)
                                     : ", no cgroup quota";
   return text;
+}
+
+struct CudaDevices {
+  std::vector<DeviceFacts> found;
+  std::string absence;  // why there is none
+};
+CudaDevices cuda_devices() {
+  CudaDevices devices;
+  for (;;) {
+    auto facts = cuda_facts(static_cast<int>(devices.found.size()));
+    if (!facts) {
+      devices.absence = facts.error().message;
+      return devices;
+    }
+    devices.found.push_back(std::move(*facts));
+  }
 }
 
 Json info_json(const RunOptions& options, const MachineInfo& machine, bool kernels) {
@@ -68,7 +85,12 @@ Json info_json(const RunOptions& options, const MachineInfo& machine, bool kerne
                .set("affinity_cpus", machine.affinity_cpus)
                .set("cgroup_cpus", machine.cgroup_cpus > 0.0 ? Json(machine.cgroup_cpus) : Json())
                .take());
-  json.set("devices", Json::array().push("cpu").take());
+  const CudaDevices cuda = cuda_devices();
+  Json devices = Json::array();
+  devices.push("cpu");
+  for (std::size_t i = 0; i < cuda.found.size(); ++i) devices.push("cuda:" + std::to_string(i));
+  json.set("devices", std::move(devices));
+  json.set("no_cuda", cuda.found.empty() ? Json(cuda.absence) : Json());
   if (kernels) {
     Json list = Json::array();
     for (const KernelInfo& kernel : kernel_table()) {
@@ -106,7 +128,13 @@ int run_info(const Flags& flags, Context& context) {
            options.isa_source + "), " + to_string(host_facts().isa) + " found");
   out.line(format("threads  %d used (%s): %s", options.num_threads, options.threads_source.c_str(),
                   threads_reason(machine).c_str()));
-  out.line("devices  cpu (this build has no CUDA)");
+  const CudaDevices cuda = cuda_devices();
+  std::string devices = "devices  cpu";
+  for (std::size_t i = 0; i < cuda.found.size(); ++i) {
+    devices += ", cuda:" + std::to_string(i) + " (" + to_string(cuda.found[i].isa) + ", " +
+               std::to_string(cuda.found[i].num_sms) + " SMs, for the library's ops)";
+  }
+  out.line(devices + (cuda.found.empty() ? " (" + cuda.absence + ")" : ""));
   if (flags.kernels) {
     Table table({{"kernel"}, {"device"}, {"isa"}, {"accumulation"}, {"in this build"}});
     for (const KernelInfo& kernel : kernel_table()) {

@@ -28,7 +28,9 @@ void check_device(std::string_view text) {
   if (text == "cpu") return;
   if (text == "cuda" || text.starts_with("cuda:")) {
     if (text.size() > 4) parse_int("--device cuda", text.substr(5), 0, 1023);
-    fail(Errc::device, "--device " + std::string(text) + ": this build has no CUDA");
+    fail(Errc::device,
+         "--device " + std::string(text) +
+             ": the program runs models on CPUs; GPUs are for the library and the Python package");
   }
   fail_usage("--device: \"" + std::string(text) + "\" is not cpu, cuda or cuda:N");
 }

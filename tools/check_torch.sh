@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_torch.sh BUILD: tests/torch, and what of it needs a GPU where there is one, and
 # examples/python/torch_ops.py, against the package in a build folder
-# that was configured with QMLP_PYTHON=ON for the Python in PATH or $PYTHON. Not part of ./test: torch and
-# the libraries it needs are 5 GB.
+# that was configured with QMLP_PYTHON=ON for the Python in PATH or $PYTHON. Run by .ci/run, not by ./test:
+# torch and the libraries it needs are 5 GB.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${1:?usage: check_torch.sh BUILD}

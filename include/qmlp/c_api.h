@@ -302,11 +302,12 @@ QMLP_C_API void qmlp_weight_free(qmlp_weight* weight);
 QMLP_C_API size_t qmlp_weight_bytes(const qmlp_weight* weight);
 /* 1 when some decoded weight is infinite or NaN. */
 QMLP_C_API int32_t qmlp_weight_non_finite(const qmlp_weight* weight);
-/* Blocks that are kept as decoded floats; a weight with none can be unpacked. */
+/* Blocks whose codes are kept as decoded floats. A weight with none can be unpacked, unless it is
+ * dense and of another type than the plan's activations. */
 QMLP_C_API int64_t qmlp_weight_exact_blocks(const qmlp_weight* weight);
 /* Rows of a part (0, or 1 for up) as the source held them, bit for bit, into buffers of exactly the
  * sizes that qmlp_quant_sizes gives for row_count rows, of a CUDA weight in host or device memory.
- * Refused for a weight with exact blocks. Done when it returns. */
+ * Refused where the source's bits were not kept. Done when it returns. */
 QMLP_C_API QMLP_C_NODISCARD qmlp_status qmlp_weight_unpack_rows(const qmlp_weight* weight,
                                                                 int32_t part, int64_t row_begin,
                                                                 int64_t row_count, void* codes,

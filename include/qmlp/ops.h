@@ -10,7 +10,7 @@
 
 namespace qmlp {
 
-// Where an op runs. Made by cpu.h (a thread pool) and later cuda.h and mlx.h; borrowed.
+// Where an op runs. Made by cpu.h (of a thread pool) and cuda.h (of a CUDA stream); borrowed.
 struct Stream {
   Device device;
   void* handle = nullptr;
@@ -58,8 +58,8 @@ Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixVie
 
 // Rows [row_begin, row_begin + row_count) of one part (0, or 1 for up) as the source held them, bit
 // for bit: the inverse of pack. The spans hold what quant_sizes gives for row_count rows; of a CUDA
-// weight they may be in host or device memory, and are written when the call returns. Errors: codes
-// that were not kept, since some blocks are stored as decoded floats (packed_info).
+// weight they may be in host or device memory, and are written when the call returns. Errors: bits
+// that were not kept: exact blocks (packed_info), or a dense weight of another type than the plan.
 Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
                    std::int64_t row_count, std::span<std::byte> codes, std::span<std::byte> scales,
                    std::span<std::byte> biases) noexcept;

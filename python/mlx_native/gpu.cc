@@ -162,9 +162,7 @@ void allocate(mx::array& out) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
 }
 
-int device_of(const mx::array& a) {
-  return static_cast<CudaBuffer*>(a.buffer().ptr())->device;
-}
+int device_of(const mx::array& a) { return static_cast<CudaBuffer*>(a.buffer().ptr())->device; }
 
 void* pointer(const mx::array& a) {
   return static_cast<char*>(static_cast<CudaBuffer*>(a.buffer().ptr())->data) + a.offset();
@@ -188,11 +186,13 @@ void synchronize(const mx::Stream& stream) {
   f.synchronize(&f.get_command_encoder(stream));
 }
 
-const mx::array& Recording::contiguous(const mx::array& a) {
+const mx::Stream& Recording::mlx_stream() const { return out_.primitive().stream(); }
+
+mx::array Recording::contiguous(const mx::array& a) {
   std::vector<mx::array> outputs = {beside(out_, a.shape(), a.dtype())};
   copy_primitive().eval_gpu({a}, outputs);
-  scratch_.push_back(outputs[0]);
-  return scratch_.back();
+  keep_alive(mlx_stream(), outputs);
+  return outputs[0];
 }
 
 qmlp_matrix Recording::matrix(const mx::array& a, std::int64_t cols, qmlp_dtype dtype) {
@@ -215,28 +215,24 @@ qmlp_workspace Recording::make_workspace(std::size_t bytes) {
   // In words, so that more than 2^31 bytes fit a shape.
   constexpr std::size_t kWord = QMLP_WORKSPACE_ALIGNMENT;
   const auto words = static_cast<mx::ShapeElem>((bytes + kWord - 1) / kWord);
-  mx::array workspace = beside(out_, {words, static_cast<mx::ShapeElem>(kWord)}, mx::uint8);
-  allocate(workspace);
-  scratch_.push_back(workspace);
-  has_workspace_ = true;
-  return {pointer(workspace), bytes};
+  workspace_ = beside(out_, {words, static_cast<mx::ShapeElem>(kWord)}, mx::uint8);
+  allocate(*workspace_);
+  keep_alive(mlx_stream(), {*workspace_});
+  return {pointer(*workspace_), bytes};
 }
 
 void Recording::keep(std::vector<PackedPtr> weights) {
   const Functions& f = functions();
-  std::vector<std::shared_ptr<mx::array::Data>> data;
-  for (const mx::array& a : scratch_) data.push_back(a.data_shared_ptr());
-  f.add_completed_handler(&f.get_command_encoder(out_.primitive().stream()),
-                          [weights = std::move(weights), data = std::move(data)] {});
+  f.add_completed_handler(&f.get_command_encoder(mlx_stream()), [weights = std::move(weights)] {});
 }
 
 Recording::Sink::Sink(Recording& recording)
     : recording_(recording),
       recorder_{launch, this},
-      encoder_(&functions().get_command_encoder(recording.out_.primitive().stream())) {}
+      encoder_(&functions().get_command_encoder(recording.mlx_stream())) {}
 
 qmlp_stream Recording::Sink::stream() {
-  return {QMLP_CUDA_RECORDER, recording_.out_.primitive().stream().device.index, &recorder_};
+  return {QMLP_CUDA_RECORDER, recording_.mlx_stream().device.index, &recorder_};
 }
 
 // Every kernel writes, as far as MLX knows, the output and the workspace: so each is placed after
@@ -251,9 +247,7 @@ qmlp_status Recording::Sink::launch(void* context, const qmlp_cuda_launch* launc
       self.first_ = false;
     }
     f.set_output_array(encoder, self.recording_.out_);
-    if (self.recording_.has_workspace_) {
-      f.set_output_array(encoder, self.recording_.scratch_.back());
-    }
+    if (self.recording_.workspace_) f.set_output_array(encoder, *self.recording_.workspace_);
     f.add_kernel_node_raw(encoder, launch->function,
                           {launch->grid[0], launch->grid[1], launch->grid[2]},
                           {launch->block[0], launch->block[1], launch->block[2]}, {1, 1, 1},
@@ -266,8 +260,13 @@ qmlp_status Recording::Sink::launch(void* context, const qmlp_cuda_launch* launc
 }
 
 void Recording::Sink::finish(qmlp_status status) {
+  if (status == QMLP_OK) return;
+  // Kernels may be recorded already, and MLX does not hold the arrays of an op that fails.
+  std::vector<mx::array> touched = recording_.inputs_;
+  touched.push_back(recording_.out_);
+  keep_alive(recording_.mlx_stream(), touched);
   if (error_) std::rethrow_exception(error_);
-  check(status);
+  throw_last_error(status);
 }
 
 }  // namespace qmlp_mlx::gpu

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <exception>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,11 +48,10 @@ class Recording {
   template <class Call>
   void record(std::size_t workspace_bytes, std::vector<PackedPtr> weights, const Call& call) {
     const qmlp_workspace workspace = make_workspace(workspace_bytes);
+    keep(std::move(weights));
     Sink sink(*this);
     const qmlp_stream stream = sink.stream();
-    const qmlp_status status = call(workspace, stream);
-    keep(std::move(weights));  // also after a failure: some kernels may be recorded
-    sink.finish(status);
+    sink.finish(call(workspace, stream));
   }
 
  private:
@@ -72,14 +71,14 @@ class Recording {
     std::exception_ptr error_;
   };
 
-  const mlx::core::array& contiguous(const mlx::core::array& a);
+  mlx::core::array contiguous(const mlx::core::array& a);
   qmlp_workspace make_workspace(std::size_t bytes);
   void keep(std::vector<PackedPtr> weights);
+  const mlx::core::Stream& mlx_stream() const;
 
   mlx::core::array& out_;
   std::vector<mlx::core::array> inputs_;
-  std::vector<mlx::core::array> scratch_;  // copies and the workspace
-  bool has_workspace_ = false;
+  std::optional<mlx::core::array> workspace_;
 };
 
 }  // namespace qmlp_mlx::gpu

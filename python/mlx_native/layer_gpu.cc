@@ -31,7 +31,10 @@ PrimitivePtr primitive_of(const array& a, const char* name) {
 class Temporaries {
  public:
   explicit Temporaries(const array& out) : out_(out) {}
-  ~Temporaries() { gpu::keep_alive(out_.primitive().stream(), arrays_); }
+  ~Temporaries() {
+    // An op that failed before it made any may have no encoder to ask, which would throw here.
+    if (!arrays_.empty()) gpu::keep_alive(out_.primitive().stream(), arrays_);
+  }
   array make(mx::Shape shape, mx::Dtype type) {
     return array(std::move(shape), type, out_.primitive_ptr(), {});
   }
@@ -329,7 +332,8 @@ GpuLayer::~GpuLayer() = default;
 LayerResult GpuLayer::run(const LayerParts& p, bool one_type, const array& x, bool cached,
                           const array* keys, const array* values, int offset, const mx::Stream& s) {
   PartsPtr parts;
-  if (one_type && p.input_norm && p.gate_up != nullptr) {
+  // In f32 the single ops are MLX's.
+  if (one_type && x.dtype() != mx::float32 && p.input_norm && p.gate_up != nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto at = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
       return known.stream == s.index && known.type == x.dtype();

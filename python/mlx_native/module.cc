@@ -115,6 +115,8 @@ NB_MODULE(_mlx, m) {
         nb::call_guard<nb::gil_scoped_release>());
   m.def("rope", &rope, "x"_a, "inv_freqs"_a, "dims"_a, "traditional"_a, "base"_a, "scale"_a,
         "offset"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+  m.def("dequantize_rows", &dequantize_rows, "codes"_a, "scales"_a, "biases"_a, "bits"_a,
+        "group_size"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
   m.def("unpack", &unpack, "weight"_a, "ids"_a.none(), "stream"_a.none(),
         nb::call_guard<nb::gil_scoped_release>());
   bind_layer(m);

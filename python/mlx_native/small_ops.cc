@@ -180,6 +180,69 @@ class Rope : public MlxTwin {
   int offset_;
 };
 
+class DequantizeRows : public MlxTwin {
+ public:
+  DequantizeRows(mx::Stream stream, int bits, int group_size)
+      : MlxTwin(stream), bits_(bits), group_size_(group_size) {}
+  const char* name() const override { return "QmlpDequantizeRows"; }
+  array twin(const std::vector<array>& inputs) override {
+    return mx::dequantize(inputs[0], inputs[1], inputs[2], group_size_, bits_, "affine",
+                          std::nullopt, std::nullopt, stream());
+  }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& o = static_cast<const DequantizeRows&>(other);
+    return bits_ == o.bits_ && group_size_ == o.group_size_;
+  }
+  std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {
+    return {with_last(inputs[1].shape(), std::int64_t{inputs[1].shape(-1)} * group_size_)};
+  }
+
+  void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    array& out = outputs[0];
+    allocate(out);
+    if (out.size() == 0) return;
+    const auto groups = static_cast<std::int64_t>(inputs[1].size());
+    for_type(out.dtype(), [&](auto tag) {
+      using T = decltype(tag);
+      const auto* codes = inputs[0].data<std::uint32_t>();
+      const T* scales = inputs[1].data<T>();
+      const T* biases = inputs[2].data<T>();
+      T* y = out.data<T>();
+      mx::cpu::get_command_encoder(stream()).dispatch(
+          [codes, scales, biases, y, groups, bits = bits_, group_size = group_size_] {
+            // A group is whole words: 32 codes are `bits` of them.
+            const std::int64_t words = std::int64_t{group_size} * bits / 32;
+            for (std::int64_t g = 0; g < groups; ++g) {
+              decode_group(codes + g * words, wide(scales[g]), wide(biases[g]), bits, group_size,
+                           y + g * group_size);
+            }
+          });
+    });
+  }
+
+ private:
+  template <class T>
+  static void decode_group(const std::uint32_t* words, float scale, float bias, int bits, int count,
+                           T* out) {
+    const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
+    std::uint64_t held = 0;
+    int left = 0;  // bits held
+    for (int i = 0; i < count; ++i) {
+      if (left < bits) {
+        held |= std::uint64_t{*words++} << left;
+        left += 32;
+      }
+      const auto code = static_cast<float>(held & mask);
+      held >>= bits;
+      left -= bits;
+      out[i] = rounded<T>(wide(rounded<T>(code * scale)) + bias);
+    }
+  }
+
+  int bits_;
+  int group_size_;
+};
+
 bool is_ours(mx::Dtype type) {
   return type == mx::float32 || type == mx::float16 || type == mx::bfloat16;
 }
@@ -207,6 +270,24 @@ array rope(const array& x, const array& inv_freqs, int dims, bool traditional, f
   return array(x.shape(), x.dtype(),
                std::make_shared<Rope>(s, dims, traditional, base, scale, offset),
                {x, mx::contiguous(inv_freqs, false, s)});
+}
+
+array dequantize_rows(const array& codes, const array& scales, const array& biases, int bits,
+                      int group_size, StreamOrDevice where) {
+  const mx::Stream s = mx::to_stream(where);
+  const bool fits =
+      is_ours(scales.dtype()) && biases.dtype() == scales.dtype() && codes.dtype() == mx::uint32 &&
+      scales.ndim() >= 1 && scales.shape() == biases.shape() && codes.ndim() == scales.ndim() &&
+      std::int64_t{scales.shape(-1)} * group_size * bits == std::int64_t{codes.shape(-1)} * 32 &&
+      s.device == mx::Device::cpu;
+  if (!fits) {
+    return mx::dequantize(codes, scales, biases, group_size, bits, "affine", std::nullopt,
+                          std::nullopt, s);
+  }
+  return array(with_last(scales.shape(), std::int64_t{scales.shape(-1)} * group_size),
+               scales.dtype(), std::make_shared<DequantizeRows>(s, bits, group_size),
+               {mx::contiguous(codes, false, s), mx::contiguous(scales, false, s),
+                mx::contiguous(biases, false, s)});
 }
 
 }  // namespace qmlp_mlx

@@ -17,4 +17,10 @@ mlx::core::array rope(const mlx::core::array& x, const mlx::core::array& inv_fre
                       bool traditional, float base, float scale, int offset,
                       mlx::core::StreamOrDevice s);
 
+// mx.dequantize of the affine mode, for codes [..., K * bits / 32] of uint32 and scales and biases
+// [..., K / group_size] of one floating type: few rows, such as those of an embedding.
+mlx::core::array dequantize_rows(const mlx::core::array& codes, const mlx::core::array& scales,
+                                 const mlx::core::array& biases, int bits, int group_size,
+                                 mlx::core::StreamOrDevice s);
+
 }  // namespace qmlp_mlx

@@ -28,17 +28,19 @@ class Unpack : public mx::Primitive {
       for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(kept[i]);
       return;
     }
-    // Rows that ids name are put together on the host; both sides see that memory.
-    for (array& out : outputs) by_ids_ ? allocate(out) : gpu::allocate(out);
+    // Rows that ids name, and those of a weight on the CPU, are put together on the host; both
+    // sides see that memory.
+    const bool on_host = by_ids_ || weight_->place() != mx::Device::gpu;
+    for (array& out : outputs) on_host ? allocate(out) : gpu::allocate(out);
     if (outputs[0].size() == 0) return;
     gpu::synchronize(stream());
-    if (!by_ids_) {
+    if (!on_host) {
       const Rows rows = rows_of(outputs, inputs, [](array& a) { return gpu::pointer(a); });
       unpack_into(*weight_, rows, nullptr);
       return;
     }
     const Rows rows = rows_of(outputs, inputs, [](array& a) { return a.data<char>(); });
-    unpack_into(*weight_, rows, inputs[0].data<std::int32_t>());
+    unpack_into(*weight_, rows, by_ids_ ? inputs[0].data<std::int32_t>() : nullptr);
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<array>& inputs) override {

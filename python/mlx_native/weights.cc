@@ -187,11 +187,38 @@ PackedPtr PackedWeight::packed(mx::Dtype activation, Place place) const {
     if (form.activation == activation && form.place == place) return form.packed;
   }
   PackedPtr made = pack(activation, place);
+  const bool whole_source = gives_back(*made);
   // One form at a time: a model computes in one type, and its weights should not be there twice.
-  packed_.clear();
+  // But the source's bits must be somewhere.
+  if (whole_source || !kept_.empty()) {
+    packed_.clear();
+  } else {
+    packed_.erase(packed_.begin() + 1, packed_.end());
+  }
   packed_.push_back({activation, place, made});
-  if (qmlp_weight_exact_blocks(made->weight.get()) == 0) kept_.clear();
+  if (whole_source) kept_.clear();
   return made;
+}
+
+bool PackedWeight::gives_back(const Packed& packed) const {
+  if (qmlp_weight_exact_blocks(packed.weight.get()) != 0) return false;
+  // Dense floats are not among the exact blocks, whatever type they became.
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    if (specs_[i].group_size != 0) continue;
+    std::vector<char> row(static_cast<std::size_t>(K_) * static_cast<std::size_t>(specs_[i].bits) /
+                          8);
+    const qmlp_status status = qmlp_weight_unpack_rows(packed.weight.get(), static_cast<int>(i), 0,
+                                                       1, row.data(), nullptr, nullptr);
+    if (status == QMLP_UNSUPPORTED) return false;
+    check(status);
+  }
+  return true;
+}
+
+Place PackedWeight::place() const {
+  const PackedWeight& owner = whole_ == nullptr ? *this : *whole_;
+  const std::lock_guard<std::mutex> lock(owner.mutex_);
+  return owner.packed_.front().place;
 }
 
 std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation, Place place) const {

@@ -65,8 +65,10 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
   PackedPtr packed(mlx::core::Dtype activation, Place place) const;
   // Half of gate and up as a linear weight that shares the memory.
   std::shared_ptr<PackedWeight> part(int index);
-  // Rows as MLX holds them: into buffers of exactly the right size, in host memory or in that of
-  // the GPU where the weight lies.
+  // Where the form lies that gives the source's bits back.
+  Place place() const;
+  // Rows as MLX holds them: into buffers of exactly the right size, in host memory or, where
+  // place() is a GPU, in that of a GPU.
   void unpack_rows(std::int64_t row_begin, std::int64_t row_count, void* codes, void* scales,
                    void* biases) const;
   // The source arrays, where they had to be kept.
@@ -82,6 +84,7 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
   std::shared_ptr<qmlp_plan> make_plan(mlx::core::Dtype activation, Place place) const;
   PackedPtr pack(mlx::core::Dtype activation, Place place) const;
   PackedPtr pack_part(const PackedPtr& from, mlx::core::Dtype activation, Place place) const;
+  bool gives_back(const Packed& packed) const;  // the source's bits
 
   std::int64_t N_ = 0;
   std::int64_t K_ = 0;
@@ -91,8 +94,8 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
 
   mutable std::mutex mutex_;
   mutable PackedPtr part_of_;  // the whole's form that packed_ is a part of
+  // The first gives the source's bits back, or the source is kept.
   mutable std::vector<Form> packed_;
-  // Kept only while no packed form can give the source's bits back.
   mutable std::vector<Source> kept_;
 };
 using PackedWeightPtr = std::shared_ptr<PackedWeight>;

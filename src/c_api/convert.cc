@@ -193,8 +193,12 @@ Result<Stream> to_stream(const qmlp_stream* stream, CudaStream& storage) {
   }
   if (stream->device_kind == QMLP_CUDA_RECORDER) {
     auto* recorder = static_cast<qmlp_cuda_recorder*>(stream->handle);
-    if (recorder == nullptr || recorder->launch == nullptr) {
+    if (recorder == nullptr) {
       return Error{Errc::invalid_argument, "stream: handle is null, needs a qmlp_cuda_recorder"};
+    }
+    if (recorder->launch == nullptr) {
+      return Error{Errc::invalid_argument,
+                   "stream: the recorder's launch is null, needs a function"};
     }
     storage.record_context = recorder;
     storage.record = [](void* context, const CudaLaunch& launch) {

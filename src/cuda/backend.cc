@@ -70,10 +70,6 @@ constexpr Kernel kKernels[] = {
     QMLP_CUDA_OP(linear, f16),
 };
 
-const DeviceTiles& tiles_of(const PackedWeight& weight) noexcept {
-  return *static_cast<const DeviceTiles*>(weight.parts[0].get());
-}
-
 Status pack(std::span<const QuantizedTensorView> sources, const Stream& stream,
             PackedWeight& weight) {
   QMLP_ASSIGN(weight.parts[0], pack_on_device(sources, weight.activation, stream));

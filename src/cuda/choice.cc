@@ -9,6 +9,8 @@ namespace qmlp::cuda {
 std::optional<RelayChoice> choose_relay(const StreamShape& shape,
                                         const DeviceFacts& device) noexcept {
   const std::int64_t segments = shape.segments;
+  // The warps of a segment without a stage would look for their next one for ever.
+  if (shape.num_chunks < segments) return std::nullopt;
   const std::int64_t teams = std::min(ceil_div(shape.num_tiles, std::int64_t{device.num_sms}),
                                       std::max<std::int64_t>(1, kRelayMaxWarps / 2 / segments));
   const std::int64_t chains = teams * segments;

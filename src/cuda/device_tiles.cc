@@ -238,10 +238,6 @@ class Packing {
   const std::byte* biases_[2] = {};
 };
 
-const DeviceTiles& tiles_of(const PackedWeight& weight) noexcept {
-  return *static_cast<const DeviceTiles*>(weight.parts[0].get());
-}
-
 // Rows of one of unpack's outputs: written where they are, or through a slice of device memory.
 struct Output {
   std::byte* to;

@@ -27,6 +27,9 @@ struct DeviceTiles {
   bool non_finite[2] = {};          // some decoded weight of a matrix is infinite or NaN
 };
 using DeviceTilesPtr = std::shared_ptr<const DeviceTiles>;
+inline const DeviceTiles& tiles_of(const PackedWeight& weight) noexcept {
+  return *static_cast<const DeviceTiles*>(weight.parts[0].get());
+}
 
 // Packs one matrix or gate and up, which were checked, from host or device memory. Done when it
 // returns; takes the packed weight's memory, for a while the scales of a source that is not in this

@@ -40,7 +40,7 @@ std::size_t kernel_workspace_bytes(const plan::Kernel&, const plan::Problem& pro
 int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
   const plan::Problem& problem = call.plan.problem;
   const DeviceFacts& device = call.plan.device;
-  const auto& tiles = *static_cast<const DeviceTiles*>(call.weight.parts[0].get());
+  const DeviceTiles& tiles = tiles_of(call.weight);
   const auto* stream = static_cast<const CudaStream*>(call.stream.handle);
   const DeviceScope scope(tiles.ordinal);
   t_last_error = scope.status();
@@ -106,7 +106,9 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
                  : launch(launch_stream_bf16_sm90, launch_stream_f16_sm90);
   }
   t_last_error = static_cast<cudaError_t>(status);
-  return status == cudaSuccess ? 0 : static_cast<int>(Errc::device);
+  if (status == cudaSuccess) return 0;
+  static_cast<void>(cudaGetLastError());  // the caller's next check is of its own calls
+  return static_cast<int>(Errc::device);
 }
 
 }  // namespace cuda

@@ -81,12 +81,16 @@ Status check_bias(std::string_view op, std::string_view name, const std::byte* b
   return {};
 }
 
+Device device_of(const Plan::State& plan) noexcept {
+  return {plan.device.kind, plan.device.ordinal};
+}
+
 Status check_stream(std::string_view op, const Plan::State& plan, const Stream& stream) {
   if (!plan.device.present) {
     return Error{Errc::unsupported,
                  std::string(op) + ": the plan is for a machine that is not here"};
   }
-  if (stream.device.kind != plan.device.kind) {
+  if (stream.device != device_of(plan)) {
     return argument_error(op, "stream", "is of another device than the plan's");
   }
   if (stream.handle == nullptr) return argument_error(op, "stream", "has no handle");
@@ -112,9 +116,11 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
         op, "x",
         "has " + std::to_string(M) + " rows, the plan takes 0 to " + std::to_string(problem.M));
   }
-  if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation ||
-      weight.device != state.device.kind) {
+  if (weight.num_parts != problem.num_weights() || weight.activation != problem.activation) {
     return argument_error(op, "weight", "was packed for another kind of plan");
+  }
+  if (weight.device != device_of(state)) {
+    return argument_error(op, "weight", "is on another device than the plan's");
   }
   for (int i = 0; i < weight.num_parts; ++i) {
     if (weight.N != problem.N || weight.K != problem.K || weight.spec[i] != problem.spec[i]) {
@@ -205,7 +211,7 @@ Result<PackedWeightPtr> pack_parts(const Plan& plan, std::span<const QuantizedTe
                               std::to_string(problem.num_weights()));
   }
   auto weight = std::make_shared<PackedWeight>();
-  weight->device = state.device.kind;
+  weight->device = device_of(state);
   weight->activation = problem.activation;
   weight->num_parts = problem.num_weights();
   weight->N = problem.N;
@@ -254,7 +260,8 @@ Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index) {
                      std::to_string(packed == nullptr ? 0 : packed->num_parts - 1)};
   }
   if (packed->num_parts == 1) return packed;
-  QMLP_ASSIGN(std::shared_ptr<const void> own, plan::backend(packed->device)->part(*packed, index));
+  QMLP_ASSIGN(std::shared_ptr<const void> own,
+              plan::backend(packed->device.kind)->part(*packed, index));
   auto half = std::make_shared<PackedWeight>(*packed);
   half->num_parts = 1;
   half->spec[0] = packed->spec[index];
@@ -265,7 +272,7 @@ Result<PackedWeightPtr> part(const PackedWeightPtr& packed, int index) {
 }
 
 PackedInfo packed_info(const PackedWeight& packed) noexcept {
-  return plan::backend(packed.device)->info(packed);
+  return plan::backend(packed.device.kind)->info(packed);
 }
 
 PackedShape packed_shape(const PackedWeight& packed) noexcept {
@@ -283,11 +290,11 @@ Status decode_row(const PackedWeight& packed, std::int64_t row, MutableMatrixVie
         "decode_row", "row",
         "is " + std::to_string(row) + ", the weight has " + std::to_string(packed.N));
   }
-  if (stream.handle != nullptr && stream.device.kind != packed.device) {
+  if (stream.handle != nullptr && stream.device != packed.device) {
     return argument_error("decode_row", "stream", "is of another device than the weight's");
   }
   QMLP_TRY(check_matrix("decode_row", "out", out, 1, packed.K, packed.activation));
-  return plan::backend(packed.device)->decode_row(packed, row, out.data, stream);
+  return plan::backend(packed.device.kind)->decode_row(packed, row, out.data, stream);
 }
 
 Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
@@ -318,7 +325,7 @@ Status unpack_rows(const PackedWeight& packed, int part, std::int64_t row_begin,
           "holds " + std::to_string(bytes.first) + " bytes, needs " + std::to_string(bytes.second));
     }
   }
-  return plan::backend(packed.device)
+  return plan::backend(packed.device.kind)
       ->unpack_rows(packed, part, row_begin, row_count, codes.data(), scales.data(), biases.data());
 }
 

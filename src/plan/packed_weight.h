@@ -10,7 +10,7 @@ namespace qmlp {
 
 class PackedWeight {
  public:
-  DeviceKind device = DeviceKind::cpu;
+  Device device;
   DType activation = DType::bf16;
   std::int64_t N = 0;
   std::int64_t K = 0;

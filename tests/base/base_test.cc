@@ -146,7 +146,7 @@ TEST(Names, AreDistinct) {
   EXPECT_STREQ(to_string(Precision::wide), "wide");
 }
 
-TEST(ThreadPool, RunsEachTaskOnceOnItsOwnThreadsRange) {
+TEST(ThreadPool, RunsEachTaskOnce) {
   for (const int threads : {1, 2, 3, 8}) {
     auto pool = ThreadPool::create(threads);
     ASSERT_TRUE(pool);
@@ -158,14 +158,11 @@ TEST(ThreadPool, RunsEachTaskOnceOnItsOwnThreadsRange) {
         runs[static_cast<std::size_t>(index)].fetch_add(1);
         owner[static_cast<std::size_t>(index)] = thread;
       });
-      int last = 0;
       for (std::int64_t i = 0; i < tasks; ++i) {
         const auto at = static_cast<std::size_t>(i);
         ASSERT_EQ(runs[at].load(), 1) << threads << " threads, task " << i;
         ASSERT_GE(owner[at], 0);
         ASSERT_LT(owner[at], threads);
-        ASSERT_GE(owner[at], last);  // contiguous ranges, in order
-        last = owner[at];
       }
     }
   }

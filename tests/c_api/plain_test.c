@@ -120,6 +120,12 @@ static qmlp_mutable_matrix output_of(float* data, int64_t rows, int64_t cols) {
 
 enum { kM = 5, kHidden = 128, kIntermediate = 48 };
 
+static qmlp_status refuse_launch(void* context, const qmlp_cuda_launch* launch) {
+  (void)context;
+  (void)launch;
+  return QMLP_DEVICE;
+}
+
 static void test_ops(qmlp_pool* pool) {
   const qmlp_stream stream = {QMLP_CPU, 0, pool};
   weight gate = make_weight(kIntermediate, kHidden, 4, 64);
@@ -265,6 +271,16 @@ static void test_ops(qmlp_pool* pool) {
   nowhere.device_kind = 9;
   REFUSED(qmlp_quantized_linear(plan, packed, &x_view, &out_view, &workspace, &nowhere, NULL),
           QMLP_INVALID_ARGUMENT, "stream.device_kind is 9", "QMLP_CPU");
+  nowhere.device_kind = QMLP_CUDA_RECORDER;
+  REFUSED(qmlp_quantized_linear(plan, packed, &x_view, &out_view, &workspace, &nowhere, NULL),
+          QMLP_INVALID_ARGUMENT, "handle is null", "qmlp_cuda_recorder");
+  qmlp_cuda_recorder recorder = {NULL, NULL};
+  nowhere.handle = &recorder;
+  REFUSED(qmlp_quantized_linear(plan, packed, &x_view, &out_view, &workspace, &nowhere, NULL),
+          QMLP_INVALID_ARGUMENT, "launch is null", "needs a function");
+  recorder.launch = refuse_launch;
+  REFUSED(qmlp_quantized_linear(plan, packed, &x_view, &out_view, &workspace, &nowhere, NULL),
+          QMLP_INVALID_ARGUMENT, "stream is of another device", "the plan's");
   REFUSED(qmlp_quantized_linear(plan, packed64, &x_view, &out_view, &workspace, &stream, NULL),
           QMLP_INVALID_ARGUMENT, "weight", "another kind of plan");
   REFUSED(qmlp_weight_part(packed, 2, &half), QMLP_INVALID_ARGUMENT, "index is 2", "0 to 0");

@@ -48,7 +48,7 @@ class Usage(cli.TestCase):
 
     def test_cuda_is_not_here(self):
         for device in ("cuda", "cuda:1"):
-            self.bad(3, "no CUDA", "generate", cli.model(), "-p", "hi", "--device", device)
+            self.bad(3, "runs models on CPUs", "generate", cli.model(), "-p", "hi", "--device", device)
         self.good("generate", cli.model(), "-p", "hi", "-n", 1, "--device", "cpu")
 
     def test_missing_and_corrupt_models(self):

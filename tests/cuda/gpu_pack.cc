@@ -17,6 +17,7 @@ namespace gpu {
 namespace {
 
 using namespace qmlp;
+using cuda::tiles_of;
 
 struct Totals {
   long long cases = 0, bytes = 0, wrong = 0;
@@ -143,10 +144,6 @@ std::vector<std::byte> read_back(const void* data, std::size_t bytes) {
   std::vector<std::byte> host(bytes);
   GPU_CHECK(cudaMemcpy(host.data(), data, bytes, cudaMemcpyDefault));
   return host;
-}
-
-const cuda::DeviceTiles& tiles_of(const PackedWeight& weight) {
-  return *static_cast<const cuda::DeviceTiles*>(weight.parts[0].get());
 }
 
 void check_tiles(Totals& totals, const std::string& what, const PackedWeight& weight,

@@ -306,7 +306,14 @@ def unpack_and_parts():
                 need(same(mine, theirs), f"part {index}")
             need(same(qmlp.mlx.quantized_linear(x, half),
                       qmlp.mlx.quantized_linear(x, qmlp.mlx.pack(source))), f"part {index} as linear")
-    return "three formats, both halves"
+        mx.set_default_device(mx.cpu)
+        try:
+            elsewhere = qmlp.mlx.pack(gate)
+        finally:
+            mx.set_default_device(mx.gpu)
+        for mine, source in zip(qmlp.mlx.unpack(elsewhere), gate):
+            need(same(mine, source), f"{name}, {bits} bits, packed on the CPU")
+    return "three formats, both halves, a weight on the CPU"
 
 
 @check

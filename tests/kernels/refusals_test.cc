@@ -193,6 +193,21 @@ TEST_F(Refusals, StreamsAndPlans) {
   stream.device.kind = DeviceKind::cuda;
   expect_both(Errc::invalid_argument, {"stream"});
   stream = cpu_stream(pool(2));
+  stream.device.ordinal = 1;
+  expect_both(Errc::invalid_argument, {"stream", "another device"});
+  {
+    DeviceFacts second = host_facts();
+    second.ordinal = 1;
+    const LinearProblem problem{kM, kN, kK, kSpec, kType, {}, 0};
+    const auto plan = make_plan(problem, second);
+    ASSERT_TRUE(plan);
+    expect_refused(quantized_linear(*plan, linear_.weight(), x, out, workspace, stream),
+                   Errc::invalid_argument, {"weight", "another device"});
+    EXPECT_TRUE(pack(*plan, source_.view(), stream));
+    expect_refused(decode_row(linear_.weight(), 0, Matrix(1, kK, kType).out(), stream),
+                   Errc::invalid_argument, {"stream", "another device"});
+  }
+  stream = cpu_stream(pool(2));
   expect_refused(fused_swiglu(linear_.plan(), swiglu_.weight(), x, out, workspace, stream),
                  Errc::invalid_argument, {"plan"});
   expect_refused(quantized_linear(swiglu_.plan(), linear_.weight(), x, out, workspace, stream),

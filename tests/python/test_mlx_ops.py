@@ -136,6 +136,14 @@ class Results(MlxTest):
         x = mx.random.normal((3, 96)).astype(mx.bfloat16)
         self.assertNear(qmlp.mlx.quantized_linear(x, packed), x @ w.T, 0.2)
         self.assertSameBits(qmlp.mlx.unpack(packed)[0], w)
+        # Packed for a narrower type, and met by one that promotes to the weight's own.
+        for dtype in (mx.float32, mx.float16):
+            stored = w.astype(dtype)
+            packed = qmlp.mlx.pack(stored, activation="bf16")
+            self.assertSameBits(qmlp.mlx.unpack(packed)[0], stored)
+            self.assertSameBits(qmlp.mlx.quantized_linear(x, packed),
+                                qmlp.mlx.quantized_linear(x.astype(mx.float32), qmlp.mlx.pack(stored)))
+            self.assertSameBits(qmlp.mlx.unpack(packed)[0], stored)
 
     def test_unpack(self):
         for bits, group, dtype in itertools.product((2, 3, 4, 5, 6, 8), (32, 128),
@@ -170,6 +178,11 @@ class Results(MlxTest):
         x = mx.eye(32).astype(mx.float16)
         want = qmlp.dequantize(tensor)
         self.assertSameBits(qmlp.mlx.quantized_linear(x, packed), mx.contiguous(want.T))
+        # A form that has the codes stays when one that has not is made from it.
+        packed = qmlp.mlx.pack(tensor, activation="f32")
+        self.assertSameBits(qmlp.mlx.quantized_linear(x, packed), mx.contiguous(want.T))
+        for mine, theirs in zip(qmlp.mlx.unpack(packed), tensor):
+            self.assertTrue(mx.array_equal(mine, theirs).item())
 
     def test_refusals(self):
         packed = qmlp.mlx.pack(self.weight(16, 64))
@@ -228,6 +241,27 @@ class SmallOps(MlxTest):
         for mine, theirs in zip(mx.grad(f, argnums=(0, 1))(x, w), mx.grad(g, argnums=(0, 1))(x, w)):
             self.assertNear(mine, theirs, 1e-4)
         self.assertNear(mx.vmap(lambda v: self.native.rms_norm(v, w, 1e-5, None))(x), many, 1e-6)
+
+    def test_dequantize_rows(self):
+        mx.random.seed(4)
+        for dtype in (mx.float32, mx.float16, mx.bfloat16):
+            for bits in (2, 3, 4, 5, 6, 8):
+                for group in (32, 64, 128):
+                    w = (mx.random.normal((70, 256)) * mx.exp(mx.random.normal((70, 1)) * 3))
+                    parts = mx.quantize(w.astype(dtype), group_size=group, bits=bits)
+                    for shape in ((70,), (7, 10), (1, 1, 70)):
+                        rows = [part.reshape(*shape, -1) for part in parts]
+                        got = self.native.dequantize_rows(*rows, bits, group, None)
+                        want = mx.dequantize(*rows, group_size=group, bits=bits)
+                        self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+                        self.assertSameBits(got, want)
+        f = lambda s: self.native.dequantize_rows(parts[0], s, parts[2], 8, 128, None).square().sum()
+        g = lambda s: mx.dequantize(parts[0], s, parts[2], group_size=128, bits=8).square().sum()
+        self.assertTrue(mx.array_equal(mx.grad(f)(parts[1]), mx.grad(g)(parts[1])).item())
+        compiled = mx.compile(lambda *a: self.native.dequantize_rows(*a, 8, 128, None), shapeless=True)
+        for count in (70, 3):
+            rows = [part[:count] for part in parts]
+            self.assertSameBits(compiled(*rows), mx.dequantize(*rows, group_size=128, bits=8))
 
     def test_rope(self):
         from qmlp.mlx._modules import rope_frequencies

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -208,6 +209,18 @@ class Numbers(PatchTest):
             self.assertEqual(model(tokens).dtype, dtype)
             ours = mx.mean(mx.abs(logits(model, tokens) - exact)).item()
             self.assertLess(ours, theirs)
+
+    def test_f32_on_a_gpu_is_mlx_s_part(self):
+        from qmlp.mlx import _modules
+
+        model = tiny(mx.bfloat16)
+        qmlp.mlx.patch(model)
+        linear = model.layers[0].self_attn.o_proj
+        self.assertIsNotNone(linear._qmlp_weight())
+        model.set_dtype(mx.float32)
+        with unittest.mock.patch.object(_modules.native, "device", return_value="cuda:0"):
+            self.assertIsNone(linear._qmlp_weight())
+        self.assertIsNotNone(linear._qmlp_weight())
 
     def test_mixed_scales_follow_promotion(self):
         model = tiny(mx.bfloat16)

@@ -12,8 +12,10 @@ from typing import Any
 import mlx.nn as nn
 import numpy
 
+from .. import _dtypes
 from ._load import mx, native
 
+_F32 = _dtypes.F32
 _QUANTIZED = ("weight", "scales", "biases")
 _FROZEN = frozenset(_QUANTIZED)
 
@@ -61,10 +63,8 @@ def pack_module(module: nn.Module, activation: int) -> Packed:
 
 def compute_code(scales: Any, activation: int) -> int:
     """MLX's promotion of activations and scales, as a code of qmlp."""
-    from .. import _dtypes
-
     code = _dtypes.code_of(scales.dtype)
-    return code if code == activation else _dtypes.F32
+    return code if code == activation else _F32
 
 
 class _Patched(nn.Module):
@@ -76,13 +76,15 @@ class _Patched(nn.Module):
 
     def _qmlp_weight(self) -> Any:
         """The packed weight, packed again when the parameters were replaced; None when they are
-        being trained, which is MLX's own code's part."""
+        MLX's own code's part: being trained, or of a type that has no kernels on this device."""
         if not _FROZEN <= self._no_grad:
             return None
         packed = self._qmlp
         if not packed.is_current(self):
-            packed = self._qmlp = pack_module(
-                self, compute_code(self["scales"], self._qmlp_activation))
+            code = compute_code(self["scales"], self._qmlp_activation)
+            if code == _F32 and native.device() != "cpu":
+                return None
+            packed = self._qmlp = pack_module(self, code)
         return packed.weight
 
 
@@ -104,8 +106,7 @@ class QuantizedEmbedding(_Patched, nn.QuantizedEmbedding):
         if weight is None or self._qmlp.keeps_arrays:
             return super().__call__(x)
         codes, scales, biases = native.unpack(weight, x, None)
-        return mx.dequantize(codes, scales=scales, biases=biases, group_size=self.group_size,
-                             bits=self.bits, mode=self.mode)
+        return native.dequantize_rows(codes, scales, biases, self.bits, self.group_size, None)
 
     def as_linear(self, x: mx.array) -> mx.array:
         weight = self._qmlp_weight()

@@ -223,11 +223,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// These kernels have no dynamic shared memory, so any device will do.
+// On the current device. These kernels have no dynamic shared memory, so of its facts the ordinal
+// alone counts.
 template <class... Parameters>
 int launch(void (*kernel)(Parameters...), std::int64_t blocks, const LaunchTarget& target,
            std::type_identity_t<const Parameters&>... arguments) {
   DeviceFacts device;
+  if (const cudaError_t e = cudaGetDevice(&device.ordinal); e != cudaSuccess) return e;
   device.smem_bytes = kStaticSharedBytes;
   const LaunchShape shape = {static_cast<unsigned>(blocks), kThreads, 0, false};
   return launch_kernel(kernel, shape, device, target, arguments...);
