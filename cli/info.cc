@@ -51,7 +51,7 @@ CudaDevices cuda_devices() {
       devices.absence = facts.error().message;
       return devices;
     }
-    devices.found.push_back(std::move(*facts));
+    devices.found.push_back(*facts);
   }
 }
 
