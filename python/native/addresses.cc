@@ -61,8 +61,7 @@ class PackStream {
   qmlp_stream stream_ = {};
 };
 
-WeightHandle finish(qmlp_status status, qmlp_weight* packed) {
-  check(status);
+WeightHandle owned(qmlp_weight* packed) {
   return WeightHandle{std::unique_ptr<qmlp_weight, WeightDeleter>(packed)};
 }
 
@@ -76,12 +75,9 @@ void bind_addresses(nb::module_& m) {
         const PackStream stream(device);
         const qmlp_tensor from = tensor_of(weight, N, K, spec);
         qmlp_weight* packed = nullptr;
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_pack_linear(plan.plan.get(), &from, stream.get(), &packed);
-        }
-        return finish(status, packed);
+        check(without_gil(
+            [&] { return qmlp_pack_linear(plan.plan.get(), &from, stream.get(), &packed); }));
+        return owned(packed);
       },
       "plan"_a, "device"_a, "weight"_a, "N"_a, "K"_a, "spec"_a);
   m.def(
@@ -93,25 +89,20 @@ void bind_addresses(nb::module_& m) {
         const qmlp_tensor from_gate = tensor_of(gate, N, K, gate_spec);
         const qmlp_tensor from_up = tensor_of(up, N, K, up_spec);
         qmlp_weight* packed = nullptr;
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_pack_swiglu(plan.plan.get(), &from_gate, &from_up, stream.get(), &packed);
-        }
-        return finish(status, packed);
+        check(without_gil([&] {
+          return qmlp_pack_swiglu(plan.plan.get(), &from_gate, &from_up, stream.get(), &packed);
+        }));
+        return owned(packed);
       },
       "plan"_a, "device"_a, "gate"_a, "gate_spec"_a, "up"_a, "up_spec"_a, "N"_a, "K"_a);
   m.def(
       "unpack_rows",
       [](const WeightHandle& weight, int part, std::int64_t row_begin, std::int64_t row_count,
          Address codes, Address scales, Address biases) {
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_weight_unpack_rows(weight.weight.get(), part, row_begin, row_count,
-                                           at(codes), at(scales), at(biases));
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_weight_unpack_rows(weight.weight.get(), part, row_begin, row_count, at(codes),
+                                         at(scales), at(biases));
+        }));
       },
       "weight"_a, "part"_a, "row_begin"_a, "row_count"_a, "codes"_a, "scales"_a, "biases"_a);
 
@@ -130,13 +121,10 @@ void bind_addresses(nb::module_& m) {
         epilogue.residual = {at(residual), M, N, residual_stride, dtype};
         const qmlp_workspace scratch = {at(workspace), workspace_bytes};
         const qmlp_stream on = {QMLP_CUDA, ordinal, at(stream)};
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_quantized_linear(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
-                                         &on, &epilogue);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_quantized_linear(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
+                                       &on, &epilogue);
+        }));
       },
       "plan"_a, "weight"_a, "ordinal"_a, "stream"_a, "dtype"_a, "M"_a, "N"_a, "K"_a, "x"_a,
       "x_stride"_a, "out"_a, "out_stride"_a, "linear_bias"_a, "residual"_a, "residual_stride"_a,
@@ -155,13 +143,10 @@ void bind_addresses(nb::module_& m) {
         epilogue.gate_tap = {at(gate_tap), M, N, tap_stride, dtype};
         const qmlp_workspace scratch = {at(workspace), workspace_bytes};
         const qmlp_stream on = {QMLP_CUDA, ordinal, at(stream)};
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_fused_swiglu(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
-                                     &on, &epilogue);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_fused_swiglu(plan.plan.get(), weight.weight.get(), &from, &to, &scratch, &on,
+                                   &epilogue);
+        }));
       },
       "plan"_a, "weight"_a, "ordinal"_a, "stream"_a, "dtype"_a, "M"_a, "N"_a, "K"_a, "x"_a,
       "x_stride"_a, "out"_a, "out_stride"_a, "gate_bias"_a, "up_bias"_a, "gate_tap"_a,
@@ -184,14 +169,11 @@ void bind_addresses(nb::module_& m) {
         second.residual = {at(residual), M, N, residual_stride, dtype};
         const qmlp_workspace scratch = {at(workspace), workspace_bytes};
         const qmlp_stream on = {QMLP_CUDA, ordinal, at(stream)};
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status =
-              qmlp_fused_mlp(swiglu.plan.get(), gate_up.weight.get(), down.plan.get(),
-                             down_weight.weight.get(), &from, &to, &scratch, &on, &first, &second);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_fused_mlp(swiglu.plan.get(), gate_up.weight.get(), down.plan.get(),
+                                down_weight.weight.get(), &from, &to, &scratch, &on, &first,
+                                &second);
+        }));
       },
       "swiglu"_a, "gate_up"_a, "down"_a, "down_weight"_a, "ordinal"_a, "stream"_a, "dtype"_a, "M"_a,
       "N"_a, "K"_a, "x"_a, "x_stride"_a, "out"_a, "out_stride"_a, "gate_bias"_a, "up_bias"_a,

@@ -36,6 +36,13 @@ inline qmlp_quant_spec spec_of(const SpecTuple& spec) {
   throw CallError{QMLP_INVALID_ARGUMENT, std::move(message)};
 }
 
+// The status of a call of the library, made while other Python threads run.
+template <class Call>
+qmlp_status without_gil(Call call) {
+  const nanobind::gil_scoped_release release;
+  return call();
+}
+
 // Functions that take addresses, for arrays in a device's memory and for packing: module "_native".
 void bind_addresses(nanobind::module_& m);
 

@@ -304,13 +304,10 @@ void bind_weights(nb::module_& m) {
               contiguous_bytes(biases).second != scales_bytes) {
             throw CallError{QMLP_INTERNAL, "quantize: buffers of the wrong size"};
           }
-          qmlp_status status;
-          {
-            const nb::gil_scoped_release release;
-            status = qmlp_quantize(static_cast<const float*>(from), N, K, &to, codes.data(),
-                                   scales.data(), biases.data());
-          }
-          check(status);
+          check(without_gil([&] {
+            return qmlp_quantize(static_cast<const float*>(from), N, K, &to, codes.data(),
+                                 scales.data(), biases.data());
+          }));
         });
   m.def(
       "dequantize",
@@ -322,12 +319,9 @@ void bind_weights(nb::module_& m) {
             out.size() != static_cast<std::size_t>(N) * static_cast<std::size_t>(K)) {
           throw CallError{QMLP_INTERNAL, "dequantize: an output of the wrong size"};
         }
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_dequantize(&tensor, 0, N, round_to, static_cast<float*>(out.data()));
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_dequantize(&tensor, 0, N, round_to, static_cast<float*>(out.data()));
+        }));
       },
       "codes"_a, "scales"_a.none(), "biases"_a.none(), "N"_a, "K"_a, "spec"_a, "round_to"_a,
       "out"_a);
@@ -379,13 +373,10 @@ void bind_ops(nb::module_& m) {
         const CallStream stream;
         const qmlp_workspace scratch =
             workspace_of(qmlp_plan_workspace_bytes(plan.plan.get(), from.rows));
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_quantized_linear(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
-                                         stream.get(), &epilogue);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_quantized_linear(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
+                                       stream.get(), &epilogue);
+        }));
       },
       "plan"_a, "weight"_a, "dtype"_a, "x"_a, "out"_a, "linear_bias"_a.none(), "residual"_a.none());
   m.def(
@@ -399,13 +390,10 @@ void bind_ops(nb::module_& m) {
         const CallStream stream;
         const qmlp_workspace scratch =
             workspace_of(qmlp_plan_workspace_bytes(plan.plan.get(), from.rows));
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_fused_swiglu(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
-                                     stream.get(), &epilogue);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_fused_swiglu(plan.plan.get(), weight.weight.get(), &from, &to, &scratch,
+                                   stream.get(), &epilogue);
+        }));
       },
       "plan"_a, "weight"_a, "dtype"_a, "x"_a, "out"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
       "gate_tap"_a.none());
@@ -422,14 +410,11 @@ void bind_ops(nb::module_& m) {
         const CallStream stream;
         const qmlp_workspace scratch =
             workspace_of(qmlp_mlp_workspace_bytes(swiglu.plan.get(), down.plan.get(), from.rows));
-        qmlp_status status;
-        {
-          const nb::gil_scoped_release release;
-          status = qmlp_fused_mlp(swiglu.plan.get(), gate_up.weight.get(), down.plan.get(),
-                                  down_weight.weight.get(), &from, &to, &scratch, stream.get(),
-                                  &first, &second);
-        }
-        check(status);
+        check(without_gil([&] {
+          return qmlp_fused_mlp(swiglu.plan.get(), gate_up.weight.get(), down.plan.get(),
+                                down_weight.weight.get(), &from, &to, &scratch, stream.get(),
+                                &first, &second);
+        }));
       },
       "swiglu"_a, "gate_up"_a, "down"_a, "down_weight"_a, "dtype"_a, "intermediate"_a, "x"_a,
       "out"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "residual"_a.none());

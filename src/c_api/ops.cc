@@ -53,6 +53,22 @@ Result<LinearEpilogue> read_epilogue(const qmlp_linear_epilogue* epilogue, Devic
   return to;
 }
 
+// An op of one weight.
+template <class Op, class Epilogue>
+qmlp_status run(const char* function, Op op, const qmlp_plan* plan, const qmlp_weight* weight,
+                const qmlp_matrix* x, const qmlp_mutable_matrix* out,
+                const qmlp_workspace* workspace, const qmlp_stream* stream,
+                const Epilogue* epilogue) {
+  return guarded([&]() -> Status {
+    QMLP_NOT_NULL(function, plan);
+    QMLP_NOT_NULL(function, weight);
+    Call call;
+    QMLP_TRY(read_call(function, x, out, workspace, stream, call));
+    QMLP_ASSIGN(const auto after, read_epilogue(epilogue, call.stream.device));
+    return op(plan->plan, *weight->weight, call.x, call.out, call.workspace, call.stream, after);
+  });
+}
+
 }  // namespace
 }  // namespace qmlp::c_api
 
@@ -215,34 +231,16 @@ qmlp_status qmlp_quantized_linear(const qmlp_plan* plan, const qmlp_weight* weig
                                   const qmlp_matrix* x, const qmlp_mutable_matrix* out,
                                   const qmlp_workspace* workspace, const qmlp_stream* stream,
                                   const qmlp_linear_epilogue* epilogue) {
-  return guarded([&]() -> qmlp::Status {
-    constexpr const char* kName = "qmlp_quantized_linear";
-    QMLP_NOT_NULL(kName, plan);
-    QMLP_NOT_NULL(kName, weight);
-    qmlp::c_api::Call call;
-    QMLP_TRY(qmlp::c_api::read_call(kName, x, out, workspace, stream, call));
-    QMLP_ASSIGN(const qmlp::LinearEpilogue after,
-                qmlp::c_api::read_epilogue(epilogue, call.stream.device));
-    return qmlp::quantized_linear(plan->plan, *weight->weight, call.x, call.out, call.workspace,
-                                  call.stream, after);
-  });
+  return qmlp::c_api::run("qmlp_quantized_linear", qmlp::quantized_linear, plan, weight, x, out,
+                          workspace, stream, epilogue);
 }
 
 qmlp_status qmlp_fused_swiglu(const qmlp_plan* plan, const qmlp_weight* weight,
                               const qmlp_matrix* x, const qmlp_mutable_matrix* out,
                               const qmlp_workspace* workspace, const qmlp_stream* stream,
                               const qmlp_swiglu_epilogue* epilogue) {
-  return guarded([&]() -> qmlp::Status {
-    constexpr const char* kName = "qmlp_fused_swiglu";
-    QMLP_NOT_NULL(kName, plan);
-    QMLP_NOT_NULL(kName, weight);
-    qmlp::c_api::Call call;
-    QMLP_TRY(qmlp::c_api::read_call(kName, x, out, workspace, stream, call));
-    QMLP_ASSIGN(const qmlp::SwigluEpilogue after,
-                qmlp::c_api::read_epilogue(epilogue, call.stream.device));
-    return qmlp::fused_swiglu(plan->plan, *weight->weight, call.x, call.out, call.workspace,
-                              call.stream, after);
-  });
+  return qmlp::c_api::run("qmlp_fused_swiglu", qmlp::fused_swiglu, plan, weight, x, out, workspace,
+                          stream, epilogue);
 }
 
 qmlp_status qmlp_fused_mlp(const qmlp_plan* swiglu, const qmlp_weight* gate_up,

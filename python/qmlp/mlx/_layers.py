@@ -175,6 +175,11 @@ class _Whole(nn.Module):
 
     _qmlp_layer: Any  # (what the op was made of, the op, what sees a change in it), or None
 
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        op = self._qmlp_op()
+        out = None if op is None else _run(op, x, mask, cache)
+        return super().__call__(x, mask, cache) if out is None else out  # type: ignore[misc]
+
     def _qmlp_op(self) -> Any:
         """The op for the parts as they are now; None where they do not make one."""
         held = self._qmlp_layer
@@ -249,11 +254,6 @@ def _attention_parts(attention: Any, form: tuple[str, str, bool]) -> dict[str, A
 class FusedAttention(_Whole):
     """Mixed into an attention's own class: projections, rotation, cache and attention in one op."""
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        op = self._qmlp_op()
-        out = None if op is None else _run(op, x, mask, cache)
-        return super().__call__(x, mask, cache) if out is None else out  # type: ignore[misc]
-
     def _qmlp_places(self) -> list[tuple[Any, str]]:
         return _attention_places(self)
 
@@ -263,11 +263,6 @@ class FusedAttention(_Whole):
 
 class FusedBlock(_Whole):
     """Mixed into a block's own class: the whole layer in one op."""
-
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        op = self._qmlp_op()
-        out = None if op is None else _run(op, x, mask, cache)
-        return super().__call__(x, mask, cache) if out is None else out  # type: ignore[misc]
 
     def _qmlp_places(self) -> list[tuple[Any, str]]:
         attention, mlp = self["self_attn"], self["mlp"]
