@@ -47,38 +47,62 @@ struct TileFormat {
   }
 };
 
-// Where the code of pair i (0..7), element e (0: even k, 1: odd k) of a lane lies in the half's
-// codes: up to two bit fields, the low bits in one plane and the high bits in another.
-struct CodePlace {
-  int byte;   // of the field's byte, from the start of the half's codes
-  int shift;  // in that byte
-  int bits;   // of the field; 0: no such field
-};
-// Plane widths: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2.
-QMLP_HOST_DEVICE constexpr int low_plane_bits(int bits) {
+// A lane's codes of a half: `bits` bytes for the even k and as many for the odd k, in 32-bit words
+// whose low halves belong to the even k and whose high halves to the odd. Widths that are no power
+// of two have a rest beside their main words: one more word (6 bits), or a byte for the even k and
+// one for the odd (3 and 5 bits). The main words of all lanes come first, then their rests.
+QMLP_HOST_DEVICE constexpr int main_bits(int bits) {
   return bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits;
 }
-QMLP_HOST_DEVICE constexpr int high_plane_bits(int bits) { return bits - low_plane_bits(bits); }
+QMLP_HOST_DEVICE constexpr int rest_bits(int bits) { return bits - main_bits(bits); }
+QMLP_HOST_DEVICE constexpr int main_words(int bits) { return main_bits(bits) / 2; }
+QMLP_HOST_DEVICE constexpr int rest_offset(int bits) {
+  return kHalfRows * kChunkK * main_bits(bits) / 8;
+}
 
-// A plane of 8, 4 or 2 bits stores its lane's fields in 32-bit words whose low halves belong to the
-// even k and whose high halves to the odd k; pair i at bit (i % per) * width of each half, `per`
-// pairs a word. A plane of 1 bit has 16 bits a lane: byte 0 for the even k, byte 1 for the odd.
-QMLP_HOST_DEVICE constexpr CodePlace plane_place(int plane_offset, int width, int lane, int i,
-                                                 int e) {
-  if (width == 0) return {0, 0, 0};
-  if (width == 1) return {plane_offset + lane * 2 + e, i, 1};
-  const int per = 16 / width;      // pairs in a word: 2, 4 or 8
-  const int words = kPairs / per;  // words a lane: 4, 2 or 1
-  const int bit = i % per * width + 16 * e;
-  return {plane_offset + (lane * words + i / per) * 4 + bit / 8, bit % 8, width};
+// Bits from .. from + bits - 1 of a code: in a half of word `word` (main_words: the rest), from
+// `bit` up.
+struct CodeField {
+  int from, bits;
+  int word, bit;
+};
+constexpr int kCodeFields = 3;  // that a code may be cut into; those that it is not have no bits
+// Fields of pair i (0..7). Where they lie is what decode.cuh takes the fewest instructions for: as
+// many as possible whole, several below bit 8 after one shift.
+QMLP_HOST_DEVICE constexpr CodeField code_field(int bits, int i, int field) {
+  const int rest = main_words(bits);
+  if (bits == 3 && i == 7) {
+    return field == 0   ? CodeField{0, 1, 0, 15}
+           : field == 1 ? CodeField{1, 2, rest, 6}
+                        : CodeField{};
+  }
+  if (bits == 5 && i == 7) {
+    return field == 2 ? CodeField{2, 3, rest, 5} : CodeField{field, 1, field, 15};
+  }
+  if (bits == 6 && i == 6) {
+    return field == 0 ? CodeField{0, 4, 0, 6} : field == 1 ? CodeField{4, 2, 1, 6} : CodeField{};
+  }
+  if (bits == 6 && i == 7) {
+    return field == 0 ? CodeField{0, 2, 1, 8} : field == 1 ? CodeField{2, 4, 2, 6} : CodeField{};
+  }
+  if (field > 0) return {};
+  if (bits == 6) return {0, 6, i / 2, i % 2 * 10};
+  const int per = 16 / bits;  // pairs in a word
+  return {0, bits, i / per, i % per * bits};
 }
-QMLP_HOST_DEVICE constexpr CodePlace low_place(int bits, int lane, int i, int e) {
-  return plane_place(0, low_plane_bits(bits), lane, i, e);
+
+// The half of a lane's word that belongs to element e (0: even k, 1: odd k): its first byte from
+// the start of the half's codes, and its bytes.
+struct WordHalf {
+  int byte, bytes;
+};
+QMLP_HOST_DEVICE constexpr WordHalf word_half(int bits, int lane, int word, int e) {
+  const int words = main_words(bits);
+  if (word < words) return {(lane * words + word) * 4 + 2 * e, 2};
+  const int bytes = rest_bits(bits);
+  return {rest_offset(bits) + (lane * 2 + e) * bytes, bytes};
 }
-QMLP_HOST_DEVICE constexpr CodePlace high_place(int bits, int lane, int i, int e) {
-  return plane_place(kHalfRows * kChunkK * low_plane_bits(bits) / 8, high_plane_bits(bits), lane, i,
-                     e);
-}
+
 // k within the chunk of pair i, element e of a lane.
 QMLP_HOST_DEVICE constexpr int pair_k(int lane, int i, int e) {
   return i / 2 * 16 + 2 * (lane % 4) + i % 2 * 8 + e;

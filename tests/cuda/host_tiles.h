@@ -54,9 +54,15 @@ inline HostTiles pack_tiles(const QuantizedTensorView* weights, int num_weights,
   for (int h = 0; h < 2; ++h) tiles.unscale[h] = std::ldexp(1.0f, choices[h].prescale);
   const TileFormat& format = layout->format;
 
-  const auto put = [](std::uint8_t* codes, const CodePlace& place, int value) {
-    if (place.bits == 0) return;
-    codes[place.byte] = static_cast<std::uint8_t>(codes[place.byte] | value << place.shift);
+  const auto put = [](std::uint8_t* codes, int bits, int lane, int i, int e, int code) {
+    for (int f = 0; f < kCodeFields; ++f) {
+      const CodeField field = code_field(bits, i, f);
+      for (int b = 0; b < field.bits; ++b) {
+        const int at = word_half(bits, lane, field.word, e).byte * 8 + field.bit + b;
+        codes[at / 8] =
+            static_cast<std::uint8_t>(codes[at / 8] | (code >> (field.from + b) & 1) << at % 8);
+      }
+    }
   };
   // Infinities and NaNs as they are.
   const auto scaled = [&](std::uint16_t bits, int exponent) {
@@ -93,9 +99,7 @@ inline HostTiles pack_tiles(const QuantizedTensorView* weights, int num_weights,
               } else {
                 const int code =
                     extract_code(w.codes.data() + row * packed_row_bytes(w.K, bits), bits, k);
-                const int low = low_plane_bits(bits);
-                put(codes, low_place(bits, lane, i, e), code & ((1 << low) - 1));
-                put(codes, high_place(bits, lane, i, e), code >> low);
+                put(codes, bits, lane, i, e, code);
               }
             }
           }

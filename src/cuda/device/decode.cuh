@@ -41,7 +41,17 @@ struct Scales {
 };
 template <class T>
 __device__ __forceinline__ Scales<T> unpack_scales(std::uint32_t word) {
-  return {__byte_perm(word, 0, 0x1010), __byte_perm(word, 0, 0x3232)};
+  Scales<T> s;
+#ifdef __CUDACC__
+  // A pair of halves, which multiply-adds read in place; __byte_perm would be an instruction.
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+      "mov.b32 %0, {low, low};\nmov.b32 %1, {high, high};\n}"
+      : "=r"(s.scale), "=r"(s.bias)
+      : "r"(word));
+#else
+  s = {__byte_perm(word, 0, 0x1010), __byte_perm(word, 0, 0x3232)};
+#endif
+  return s;
 }
 
 // The scale for a field that sits kShift bits above the lowest position.
@@ -91,7 +101,8 @@ __device__ __forceinline__ std::uint32_t weight_pair(std::uint32_t field, std::u
   }
 }
 
-// A lane's words of one half of a chunk as they are stored: the low plane's, then the high plane's.
+// A lane's words of one half of a chunk, main ones first; a short rest's bytes in the low bytes of
+// both halves of the last one.
 template <int kBits>
 constexpr int kHalfWords = kBits == kDenseBits ? 8
                            : kBits == 8        ? 4
@@ -102,28 +113,57 @@ constexpr int kHalfWords = kBits == kDenseBits ? 8
 template <int kBits>
 __device__ __forceinline__ void load_half(const std::uint8_t* codes, int lane,
                                           std::uint32_t (&words)[kHalfWords<kBits>]) {
-  constexpr int kLow = low_plane_bits(kBits), kHigh = high_plane_bits(kBits);
-  constexpr int kHighOffset = kHalfRows * kChunkK * kLow / 8;
   if constexpr (kBits == kDenseBits) {
     const uint4* from = reinterpret_cast<const uint4*>(codes) + lane * 2;
     const uint4 a = from[0], b = from[1];
     words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
     words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
-  } else if constexpr (kLow == 8) {
+  } else if constexpr (main_words(kBits) == 4) {
     const uint4 w = reinterpret_cast<const uint4*>(codes)[lane];
     words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
-  } else if constexpr (kLow == 4) {
+  } else if constexpr (main_words(kBits) == 2) {
     const uint2 w = reinterpret_cast<const uint2*>(codes)[lane];
     words[0] = w.x, words[1] = w.y;
   } else {
     words[0] = reinterpret_cast<const std::uint32_t*>(codes)[lane];
   }
-  if constexpr (kHigh == 2) {
-    words[2] = reinterpret_cast<const std::uint32_t*>(codes + kHighOffset)[lane];
-  } else if constexpr (kHigh == 1) {
-    // The bits of the even k in the low half, those of the odd k in the high one.
-    words[kHalfWords<kBits> - 1] =
-        __byte_perm(reinterpret_cast<const std::uint16_t*>(codes + kHighOffset)[lane], 0, 0x4140);
+  if constexpr (rest_bits(kBits) == 2) {
+    words[2] = reinterpret_cast<const std::uint32_t*>(codes + rest_offset(kBits))[lane];
+  } else if constexpr (rest_bits(kBits) == 1) {
+    words[kHalfWords<kBits> - 1] = __byte_perm(
+        reinterpret_cast<const std::uint16_t*>(codes + rest_offset(kBits))[lane], 0, 0x4140);
+  }
+}
+
+// Pair kPair (layout.h's i) of a half, its fields where code_field puts them.
+template <class T, int kBits, int kPair>
+__device__ __forceinline__ std::uint32_t decode_pair(
+    const std::uint32_t (&words)[kHalfWords<kBits>], Scales<T> s) {
+  const auto mask = [](std::uint32_t half) { return half | half << 16; };
+  constexpr auto kField = code_field(kBits, kPair, 0);
+  if constexpr (kBits == 3 && kPair == 7) {
+    return weight_pair<T, 5>(and_or(words[0] >> 10, mask(0x20), words[1] & mask(0xC0)),
+                             shifted_scale<T, 5>(s.scale), s.bias);
+  } else if constexpr (kBits == 5 && kPair == 7) {
+    const std::uint32_t high = and_or(words[1] >> 11, mask(0x10), words[2] & mask(0xE0));
+    return weight_pair<T, 3>(and_or(words[0] >> 12, mask(0x08), high), shifted_scale<T, 3>(s.scale),
+                             s.bias);
+  } else if constexpr (kBits == 6 && kPair == 6) {
+    return weight_pair<T, 2>(and_or(words[0] >> 4, mask(0x3C), words[1] & mask(0xC0)),
+                             shifted_scale<T, 2>(s.scale), s.bias);
+  } else if constexpr (kBits == 6 && kPair == 7) {
+    return weight_pair<T, 0>(and_or(words[2] >> 4, mask(0x3C), words[1] >> 8 & mask(0x03)), s.scale,
+                             s.bias);
+  } else {
+    // One shift brings several fields below bit 8, where a scale's power of two reads them.
+    constexpr int kWordShift = kBits == 3   ? kField.bit / 6 * 6
+                               : kBits == 5 ? kField.bit
+                                            : kField.bit / 8 * 8;
+    constexpr int kShift = kField.bit - kWordShift;
+    static_assert(kShift + kBits <= 8);
+    const std::uint32_t field =
+        words[kField.word] >> kWordShift & mask(((1u << kBits) - 1) << kShift);
+    return weight_pair<T, kShift>(field, shifted_scale<T, kShift>(s.scale), s.bias);
   }
 }
 
@@ -134,36 +174,9 @@ __device__ __forceinline__ void decode_step(const std::uint32_t (&words)[kHalfWo
                                             Scales<T> s, std::uint32_t (&out)[2]) {
   if constexpr (kBits == kDenseBits) {
     out[0] = words[2 * kStep], out[1] = words[2 * kStep + 1];
-  } else if constexpr (kBits == 8) {
-    out[0] = weight_pair<T, 0>(words[kStep] & 0x00FF00FFu, s.scale, s.bias);
-    out[1] = weight_pair<T, 0>(words[kStep] >> 8 & 0x00FF00FFu, s.scale, s.bias);
-  } else if constexpr (kBits == 4) {
-    const std::uint32_t v = kStep % 2 == 0 ? words[kStep / 2] : words[kStep / 2] >> 8;
-    out[0] = weight_pair<T, 0>(v & 0x000F000Fu, s.scale, s.bias);
-    out[1] = weight_pair<T, 4>(v & 0x00F000F0u, shifted_scale<T, 4>(s.scale), s.bias);
-  } else if constexpr (kBits == 2) {
-    const std::uint32_t v = kStep < 2 ? words[0] : words[0] >> 8;
-    if constexpr (kStep % 2 == 0) {
-      out[0] = weight_pair<T, 0>(v & 0x00030003u, s.scale, s.bias);
-      out[1] = weight_pair<T, 2>(v & 0x000C000Cu, shifted_scale<T, 2>(s.scale), s.bias);
-    } else {
-      out[0] = weight_pair<T, 4>(v & 0x00300030u, shifted_scale<T, 4>(s.scale), s.bias);
-      out[1] = weight_pair<T, 6>(v & 0x00C000C0u, shifted_scale<T, 6>(s.scale), s.bias);
-    }
   } else {
-    // The high plane's fields move beside the low plane's.
-    constexpr int kLow = low_plane_bits(kBits), kHigh = high_plane_bits(kBits);
-    constexpr std::uint32_t kLowMask = ((1u << kLow) - 1) * 0x00010001u;
-    constexpr std::uint32_t kHighMask = (((1u << kHigh) - 1) << kLow) * 0x00010001u;
-    constexpr int kPer = 16 / kLow;  // pairs in a low word
-    const std::uint32_t plane = words[kHalfWords<kBits> - 1];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = 2 * kStep + e, shift = kLow - kHigh * i;
-      const std::uint32_t low = words[i / kPer] >> i % kPer * kLow;
-      const std::uint32_t high = shift >= 0 ? plane << shift : plane >> -shift;
-      out[e] = weight_pair<T, 0>(and_or(high, kHighMask, low & kLowMask), s.scale, s.bias);
-    }
+    out[0] = decode_pair<T, kBits, 2 * kStep>(words, s);
+    out[1] = decode_pair<T, kBits, 2 * kStep + 1>(words, s);
   }
 }
 

@@ -158,29 +158,26 @@ QMLP_HOST_DEVICE inline std::uint64_t run_of_words(const std::uint32_t* words, i
   return run;
 }
 
-// A lane's words of both planes.
+// A lane's words, main ones first; the two bytes of a short rest lie in the last one's low half.
 struct LaneWords {
-  std::uint32_t low[4];
-  std::uint32_t high;
+  std::uint32_t of[4];
 };
-// Bit of pair i, element e within the lane's words of a plane.
-QMLP_HOST_DEVICE constexpr int lane_bit(int width, int i, int e) {
-  const CodePlace place = plane_place(0, width, 0, i, e);
-  return place.byte * 8 + place.shift;
-}
 QMLP_HOST_DEVICE inline LaneWords lane_words(const std::uint32_t* row_words, int bits, int t) {
   LaneWords lane = {};
-  const int low_bits = low_plane_bits(bits), high_bits = high_plane_bits(bits);
   QMLP_UNROLL
   for (int i = 0; i < kPairs; ++i) {
     const auto pair =
         static_cast<std::uint32_t>(run_of_words(row_words, bits, i) >> (2 * t * bits));
     QMLP_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      const std::uint32_t code = pair >> (e * bits) & ((1u << bits) - 1);
-      const int at = lane_bit(low_bits, i, e);
-      lane.low[at / 32] |= (code & ((1u << low_bits) - 1)) << at % 32;
-      if (high_bits != 0) lane.high |= code >> low_bits << lane_bit(high_bits, i, e);
+    for (int f = 0; f < kCodeFields; ++f) {
+      const CodeField field = code_field(bits, i, f);
+      if (field.bits == 0) continue;
+      const bool short_rest = field.word == main_words(bits) && rest_bits(bits) == 1;
+      QMLP_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const std::uint32_t part = pair >> (e * bits + field.from) & ((1u << field.bits) - 1);
+        lane.of[field.word] |= part << (field.bit + e * (short_rest ? 8 : 16));
+      }
     }
   }
   return lane;
@@ -192,27 +189,30 @@ QMLP_HOST_DEVICE inline void store_aligned(std::uint8_t* to, const void* from) {
 }
 QMLP_HOST_DEVICE inline void store_lane(std::uint8_t* codes, int bits, int lane,
                                         const LaneWords& words) {
-  const int low_bits = low_plane_bits(bits), high_bits = high_plane_bits(bits);
-  if (low_bits == 8) store_aligned<16>(codes + lane * 16, words.low);
-  if (low_bits == 4) store_aligned<8>(codes + lane * 8, words.low);
-  if (low_bits == 2) store_aligned<4>(codes + lane * 4, words.low);
-  std::uint8_t* high = codes + kHalfRows * kChunkK * low_bits / 8;
-  if (high_bits == 2) store_aligned<4>(high + lane * 4, &words.high);
-  if (high_bits == 1) store_aligned<2>(high + lane * 2, &words.high);
+  const int mains = main_words(bits), rest = rest_bits(bits);
+  if (mains == 4) store_aligned<16>(codes + lane * 16, words.of);
+  if (mains == 2) store_aligned<8>(codes + lane * 8, words.of);
+  if (mains == 1) store_aligned<4>(codes + lane * 4, words.of);
+  std::uint8_t* rests = codes + rest_offset(bits);
+  if (rest == 2) store_aligned<4>(rests + lane * 4, words.of + mains);
+  if (rest == 1) store_aligned<2>(rests + lane * 2, words.of + mains);
 }
 
 // Codes 8i .. 8i + 7 of row g of a half's chunk, in file order.
 QMLP_HOST_DEVICE inline std::uint64_t source_run(const std::uint8_t* codes, int bits, int g,
                                                  int i) {
-  const auto field = [&](const CodePlace& place) -> std::uint32_t {
-    if (place.bits == 0) return 0;
-    return codes[place.byte] >> place.shift & ((1u << place.bits) - 1);
-  };
   std::uint64_t run = 0;
   for (int j = 0; j < 8; ++j) {
     const int lane = 4 * g + j / 2, e = j % 2;
-    const std::uint32_t code = field(low_place(bits, lane, i, e)) |
-                               field(high_place(bits, lane, i, e)) << low_plane_bits(bits);
+    std::uint32_t code = 0;
+    for (int f = 0; f < kCodeFields; ++f) {
+      const CodeField field = code_field(bits, i, f);
+      if (field.bits == 0) continue;
+      const WordHalf half = word_half(bits, lane, field.word, e);
+      std::uint32_t word = codes[half.byte];
+      if (half.bytes == 2) word |= static_cast<std::uint32_t>(codes[half.byte + 1]) << 8;
+      code |= (word >> field.bit & ((1u << field.bits) - 1)) << field.from;
+    }
     run |= static_cast<std::uint64_t>(code) << (j * bits);
   }
   return run;

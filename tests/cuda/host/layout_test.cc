@@ -12,8 +12,8 @@ constexpr int kWidths[] = {2, 3, 4, 5, 6, 8};
 constexpr int kFormatWidths[] = {2, 3, 4, 5, 6, 8, kDenseBits};
 constexpr int kGroups[] = {32, 64};
 
-// Every bit of a half's codes belongs to one code: none is shared, none is left over.
-TEST(CodePlaces, AreABijectionToTheBitsOfAHalf) {
+// Every bit of a half's codes belongs to one bit of one code: none is shared, none is left over.
+TEST(CodeFields, AreABijectionToTheBitsOfAHalf) {
   for (const int bits : kWidths) {
     const int total = HalfFormat{bits, 64}.code_bytes() * 8;
     EXPECT_EQ(total, kHalfRows * kChunkK * bits);
@@ -21,19 +21,22 @@ TEST(CodePlaces, AreABijectionToTheBitsOfAHalf) {
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < kPairs; ++i) {
         for (int e = 0; e < 2; ++e) {
-          const CodePlace low = low_place(bits, lane, i, e), high = high_place(bits, lane, i, e);
-          ASSERT_EQ(low.bits + high.bits, bits);
-          for (const CodePlace& place : {low, high}) {
-            if (place.bits == 0) continue;
-            ASSERT_GE(place.shift, 0);
-            ASSERT_LE(place.shift + place.bits, 8) << "a field leaves its byte, bits " << bits;
-            for (int b = 0; b < place.bits; ++b) {
-              const int at = place.byte * 8 + place.shift + b;
+          unsigned of_code = 0;  // its bits that have been seen
+          for (int f = 0; f < kCodeFields; ++f) {
+            const CodeField field = code_field(bits, i, f);
+            if (field.bits == 0) continue;
+            const WordHalf half = word_half(bits, lane, field.word, e);
+            ASSERT_GE(field.bit, 0);
+            ASSERT_LE(field.bit + field.bits, 8 * half.bytes) << "bits " << bits << " pair " << i;
+            for (int b = 0; b < field.bits; ++b) {
+              of_code += 1u << (field.from + b);
+              const int at = half.byte * 8 + field.bit + b;
               ASSERT_GE(at, 0);
               ASSERT_LT(at, total) << "bits " << bits << " lane " << lane << " pair " << i;
               ++owners[static_cast<std::size_t>(at)];
             }
           }
+          ASSERT_EQ(of_code, (1u << bits) - 1) << "bits " << bits << " pair " << i;
         }
       }
     }
@@ -43,22 +46,29 @@ TEST(CodePlaces, AreABijectionToTheBitsOfAHalf) {
   }
 }
 
-// The low plane comes first and whole, so that a lane's words of a plane are one aligned load.
-TEST(CodePlaces, PlanesAreApartAndALanesWordsNeighbours) {
+// Main words come first and whole, so that a lane's are one aligned load, and its rest another.
+TEST(CodeFields, MainWordsAndRestsAreApartAndALanesNeighbours) {
   for (const int bits : kWidths) {
-    const int low_bits = low_plane_bits(bits), high_bits = high_plane_bits(bits);
-    EXPECT_TRUE(low_bits == 2 || low_bits == 4 || low_bits == 8) << bits;
-    EXPECT_TRUE(high_bits == 0 || high_bits == 1 || high_bits == 2) << bits;
-    const int high_begin = kHalfRows * kChunkK * low_bits / 8;
-    EXPECT_EQ(high_begin % 32, 0);
+    const int words = main_words(bits), rest = rest_bits(bits);
+    EXPECT_TRUE(words == 1 || words == 2 || words == 4) << bits;
+    EXPECT_TRUE(rest == 0 || rest == 1 || rest == 2) << bits;
+    EXPECT_EQ(rest_offset(bits), 32 * 4 * words);
+    EXPECT_EQ(rest_offset(bits) + 32 * 2 * rest, (HalfFormat{bits, 64}.code_bytes()));
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < kPairs; ++i) {
-        for (int e = 0; e < 2; ++e) {
-          const int low = low_place(bits, lane, i, e).byte;
-          EXPECT_EQ(low / (2 * low_bits), lane);
-          const CodePlace high = high_place(bits, lane, i, e);
-          if (high.bits != 0) {
-            EXPECT_EQ((high.byte - high_begin) / (2 * high_bits), lane);
+        for (int f = 0; f < kCodeFields; ++f) {
+          const CodeField field = code_field(bits, i, f);
+          if (field.bits == 0) continue;
+          ASSERT_LE(field.word, words);
+          for (int e = 0; e < 2; ++e) {
+            const WordHalf half = word_half(bits, lane, field.word, e);
+            if (field.word < words) {
+              EXPECT_EQ(half.byte, (lane * words + field.word) * 4 + 2 * e);
+              EXPECT_EQ(half.bytes, 2);
+            } else {
+              EXPECT_EQ(half.byte, rest_offset(bits) + lane * 2 * rest + e * rest);
+              EXPECT_EQ(half.bytes, rest);
+            }
           }
         }
       }
