@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Patched against unpatched mlx-lm on a GPU: times of whole models with random 4-bit weights.
 
-    bench/mlx_gpu.py run MODEL [PART...] >> FILE     a line of JSON for each measurement
+    bench/mlx_gpu.py run MODEL [PART...] [--sides SIDE,SIDE] >> FILE    a line of JSON for each measurement
     bench/mlx_gpu.py report FILE --to bench/results/DATE-GPU-mlx     writes .json and the table, .md
 
-MODEL: smollm2, minicpm5, llama8b. PART: what to run, of decode1, decode8, prefill (default: all).
+MODEL: smollm2, minicpm5, llama8b. PART: what to run, of decode1, decode8, prefill (default: all). SIDE:
+unpatched and patched, or one of them.
 Both sides run in one process on the same weights, unpatched first. Decoding feeds each argmax back,
 one step ahead of the one that is waited for, as mlx_lm.generate does. MLX compiles some of its own
 kernels at their first use, for minutes, and keeps them on disk: each part runs once before it counts.
@@ -78,14 +79,14 @@ def measure(model, part, repeats):
     return statistics.median(run[index] for run in runs), batch * (prompt if index == 0 else 1)
 
 
-def run(name, parts):
+def run(name, parts, sides):
     import mlx.core as mx
 
     import qmlp.mlx
 
     title, config = MODELS[name]
     model = build(config)
-    for side in ("unpatched", "patched"):
+    for side in sides:
         if side == "patched":
             start = time.perf_counter()
             report = qmlp.mlx.patch(model)
@@ -126,12 +127,13 @@ def main():
     runner = commands.add_parser("run")
     runner.add_argument("model", choices=MODELS)
     runner.add_argument("parts", nargs="*", metavar="PART")
+    runner.add_argument("--sides", default="unpatched,patched", type=lambda text: text.split(","))
     reporter = commands.add_parser("report")
     reporter.add_argument("file")
     reporter.add_argument("--to", required=True)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.model, options.parts or list(PARTS))
+        run(options.model, options.parts or list(PARTS), options.sides)
     else:
         report(options.file, options.to)
 

@@ -15,6 +15,7 @@ suite that was cut off goes on where it stopped. `report` writes DATE-GPU.json a
   decode     times at M <= 16, all widths
   prefill    times at M >= 32 beside dense cuBLAS
   linear     the projections of the four models
+  segments   the projections of the two largest with K in one, two, four and eight segments
   cliffs     M 1 to 64 at each width and group: neighbours' times
   peers      tinygemm (torch) and MLX
 """
@@ -150,6 +151,17 @@ class Suite:
     def linear(self):
         return self.bench("bits=4", "m=1,8,64,512", "op=linear")
 
+    def segments(self):
+        points = []
+        for shape in ("Llama-8B", "Llama-70B"):
+            for op in ("q", "k", "down"):
+                result = self.bench("bits=4", "segments=1,2,4,8", "m=1,8,16,32,64,128,256,512,1024",
+                                    f"shape={shape}", f"op={op}")
+                if result["status"] != 0:
+                    return result
+                points += result["points"]
+        return {"points": points, "status": 0}
+
     def cliffs(self):
         rows = ",".join(str(m) for m in range(1, 65))
         points = []
@@ -222,7 +234,8 @@ def tinygemm_times():
     return points
 
 
-STAGES = ("facts", "check", "pack", "random", "vectors", "decode", "prefill", "linear", "cliffs", "peers")
+STAGES = ("facts", "check", "pack", "random", "vectors", "decode", "prefill", "linear", "segments",
+          "cliffs", "peers")
 
 
 def command_run(options):
@@ -314,6 +327,15 @@ def command_report(options):
             rows.append([f"{shape} {op} {K}→{N}", f"{next(iter(mine.values()))['read_us']:.2f}",
                          *(f"{mine[m]['us']:.2f}" for m in sorted(mine))])
         text.append(table(rows, ["linear", "read", *(f"M {m}" for m in sorted({p["M"] for p in points}))]))
+    if "segments" in stages:
+        text.append("\n## K segments (tensor/S), 4 bits, group 64\n")
+        points = stages["segments"]["points"]
+        counts = sorted({p["segments"] for p in points})
+        times = {(p["shape"], p["op"], p["M"], p["segments"]): f"{p['us']:.2f}" for p in points}
+        rows = [[f"{p['shape']} {p['op']} {p['K']}→{p['N']}", p["M"], f"{p['read_us']:.2f}",
+                 *(times.get((p["shape"], p["op"], p["M"], s), "") for s in counts)]
+                for p in points if p["segments"] == 1]
+        text.append(table(rows, ["linear", "M", "read", *(f"S = {s}" for s in counts)]))
     if "cliffs" in stages:
         text.append("\n## Cliffs\n")
         text.append(cliff_text(stages["cliffs"]["points"]))

@@ -16,7 +16,7 @@ using plan::Backend;
 using plan::Kernel;
 using plan::Op;
 
-constexpr int kMaxSegments = 8;  // of the stream kernels; tile kernels keep one chain
+constexpr int kMaxSegments = 8;
 constexpr std::int64_t kAnyM = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint32_t kLayoutFragment = 16;
 constexpr auto kRun = kCompiled ? run_kernel : nullptr;
@@ -40,10 +40,18 @@ bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
       !(problem.op == Op::swiglu && prefers_tile(num_tiles_of(problem), device))) {
     return false;
   }
-  const TileConfig config =
-      choose_tile(problem.M, num_tiles_of(problem), chunks_of(problem), device);
+  const auto bits_of = [](const QuantSpec& spec) {
+    return spec.is_dense() ? kDenseBits : spec.bits;
+  };
+  const int bits =
+      common_bits(bits_of(problem.spec[0]), bits_of(problem.spec[problem.num_weights() - 1]));
+  const TileConfig config = choose_tile(
+      {problem.M, num_tiles_of(problem), chunks_of(problem), std::max(problem.segments, 1), bits},
+      device);
   return kernel.body == kTileSm90 + static_cast<int>(config);
 }
+
+constexpr int most_segments(TileConfig config) { return splits_k(config) ? kMaxSegments : 1; }
 
 // Rows of every build; in one without CUDA they have no code.
 #define QMLP_CUDA_ROW(op, dtype, isa, tile, segments, body, M_begin, M_end, preferred)           \
@@ -51,15 +59,16 @@ bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
 #op "_" #dtype "_any_" #tile "_" #isa, Op::op, DType::dtype, Isa::isa, Accumulation::tensor, \
         segments, body, kLayoutFragment, M_begin, M_end, kRun, kernel_workspace_bytes, preferred \
   }
-#define QMLP_CUDA_TILE(op, dtype, tile, config)                                                 \
-  QMLP_CUDA_ROW(op, dtype, sm90a, tile, 1, kTileSm90 + static_cast<int>(TileConfig::config), 5, \
-                kAnyM, is_chosen_tile)
+#define QMLP_CUDA_TILE(op, dtype, tile, config)                            \
+  QMLP_CUDA_ROW(op, dtype, sm90a, tile, most_segments(TileConfig::config), \
+                kTileSm90 + static_cast<int>(TileConfig::config), 5, kAnyM, is_chosen_tile)
 #define QMLP_CUDA_OP(op, dtype)                                                                    \
   QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k512, kMaxSegments, kRelaySm90, 0, 9, is_chosen_relay),     \
       QMLP_CUDA_TILE(op, dtype, m256n16k64, t16), QMLP_CUDA_TILE(op, dtype, m128n16k64, t16_pair), \
       QMLP_CUDA_TILE(op, dtype, m256n32k64, t32), QMLP_CUDA_TILE(op, dtype, m128n32k64, t32_pair), \
       QMLP_CUDA_TILE(op, dtype, m256n64k64, t64), QMLP_CUDA_TILE(op, dtype, m128n128k64, t128),    \
       QMLP_CUDA_TILE(op, dtype, m128n256k64, t256),                                                \
+      QMLP_CUDA_TILE(op, dtype, m128n128k512, t128_sequence),                                      \
       QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k16, kMaxSegments, kStreamSm90, 0, 9, nullptr),         \
       QMLP_CUDA_ROW(op, dtype, sm80, m16n16k16, kMaxSegments, kStreamSm80, 0, kAnyM, nullptr)
 

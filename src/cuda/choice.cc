@@ -1,6 +1,7 @@
 #include "cuda/choice.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/checked.h"
 
@@ -65,15 +66,16 @@ StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) 
   const std::int64_t streams = shape.num_tiles * segments;
   const auto stream_stages =
       static_cast<int>(ceil_div(shape.num_chunks, std::int64_t{kStreamStageChunks} * segments));
-  if (streams > 8 * sms) {
-    // Bytes bind: every SM busy, with as many warps as hide each other's latencies.
+  const bool bytes_bind = streams > 8 * sms;
+  if (bytes_bind) {
+    // Every SM busy, with as many warps as hide each other's latencies.
     choice.warps = 16;
     choice.stages = 2;
   } else if (streams > 4 * sms) {
-    choice.warps = segments > 1 ? 8 : 12;
+    choice.warps = 8;
     choice.stages = 3;
   } else {
-    // One chain of sums binds: few CTAs, small ones, so that the next kernel's stand beside them.
+    // One chain of sums binds: few CTAs, small ones.
     choice.warps = std::max(4, segments);
     choice.stages = std::clamp(stream_stages + 1, 2, 4);
   }
@@ -92,9 +94,21 @@ StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) 
   while (choice.stage_chunks > 1 && bytes(choice.warps, choice.stages) > room) {
     choice.stage_chunks /= 2;
   }
-  const std::int64_t teams = choice.warps / segments;
+  std::int64_t teams = choice.warps / segments;
+  if (bytes_bind && choice.warps < 16) {
+    // Whole rounds: a last one of few tiles takes as long as the others.
+    teams = ceil_div(shape.num_tiles, sms * ceil_div(shape.num_tiles, sms * teams));
+    choice.warps = static_cast<int>(teams) * segments;
+    while (shape.fixed_stages == 0 && choice.stages < 3 &&
+           bytes(choice.warps, choice.stages + 1) <= room) {
+      ++choice.stages;
+    }
+  }
   choice.grid = static_cast<int>(std::min(ceil_div(shape.num_tiles, teams), sms));
   choice.shared_bytes = bytes(choice.warps, choice.stages) + shape.x_bytes;
+  // One to an SM: the next kernel's CTAs then take the SMs that this one leaves free, where two
+  // chains would slow each other.
+  if (!bytes_bind) choice.shared_bytes = std::max(choice.shared_bytes, device.smem_bytes / 2);
   return choice;
 }
 
@@ -113,10 +127,12 @@ struct TileModel {
 constexpr TileModel kTileModels[] = {
     {TileConfig::t16, 16, 4, 1, 180, 125, 500},   {TileConfig::t16_pair, 16, 2, 2, 190, 125, 500},
     {TileConfig::t32, 32, 4, 1, 200, 145, 700},   {TileConfig::t32_pair, 32, 2, 2, 210, 150, 700},
-    {TileConfig::t64, 64, 4, 1, 240, 220, 1200},  {TileConfig::t128, 128, 2, 1, 320, 370, 2200},
+    {TileConfig::t64, 64, 4, 1, 240, 200, 1200},  {TileConfig::t128, 128, 2, 1, 320, 335, 2200},
     {TileConfig::t256, 256, 2, 1, 600, 740, 4000}};
 constexpr int kStart = 4500, kStartBeside = 3000;  // where the kernel before leaves room, less
-constexpr std::int64_t kShortStream = 32;          // chunks; a pair's rings are shallow
+// Chunks of the longest stream that two CTAs an SM take: their rings are shallow, but so are those
+// of one CTA's four warpgroups where codes are wide.
+constexpr std::int64_t kPairStream = 32, kPairStreamWide = 64;
 
 double tile_cost(const TileModel& model, std::int64_t M, std::int64_t num_tiles,
                  std::int64_t num_chunks, std::int64_t sms) noexcept {
@@ -138,16 +154,82 @@ double tile_cost(const TileModel& model, std::int64_t M, std::int64_t num_tiles,
   return cost + (next_fits || model.ctas > 1 ? kStartBeside : kStart);
 }
 
+// The same for K of several segments. Apart, there are as many units more, of fewer chunks, and a
+// kernel that adds their sums; a sequence is t128 with half its ring of x, so that a CTA of one
+// unit waits for x, and with a stop for each segment.
+struct SplitModel {
+  TileConfig config;
+  std::int64_t tokens, groups;
+  std::int64_t latency, unit_cycles, epilogue;
+};
+constexpr SplitModel kApartModels[] = {{TileConfig::t32, 32, 4, 200, 145, 500},
+                                       {TileConfig::t64, 64, 4, 240, 220, 700},
+                                       {TileConfig::t128, 128, 2, 320, 370, 1200}};
+constexpr SplitModel kSequenceModel = {TileConfig::t128_sequence, 128, 2, 560, 370, 2200};
+constexpr std::int64_t kSegmentStop = 300, kCombine = 2000;  // cycles
+constexpr std::int64_t kPartialBytesACycle = 2600;           // written and read again
+
+// Units of a round and the rounds of the busiest CTA.
+struct RoundShape {
+  std::int64_t units, rounds, cycles;  // of a chunk of all of them
+};
+RoundShape round_shape(const SplitModel& model, std::int64_t most, std::int64_t units,
+                       std::int64_t blocks, std::int64_t sms) noexcept {
+  RoundShape best{};
+  for (std::int64_t n = 1; n <= most; ++n) {
+    const std::int64_t rounds = ceil_div(ceil_div(units, n) * blocks, sms);
+    const std::int64_t cycles = rounds * std::max(model.latency, n * model.unit_cycles);
+    if (best.units == 0 || cycles < best.cycles ||
+        (cycles == best.cycles && rounds < best.rounds)) {
+      best = {n, rounds, cycles};
+    }
+  }
+  return best;
+}
+
+TileConfig choose_split_tile(std::int64_t M, std::int64_t num_tiles, std::int64_t num_chunks,
+                             int segments, const DeviceFacts& device) noexcept {
+  const std::int64_t units = ceil_div(num_tiles, kUnitTiles), sms = device.num_sms;
+  const RoundShape sequence = round_shape(kSequenceModel, kSequenceModel.groups, units,
+                                          ceil_div(M, kSequenceModel.tokens), sms);
+  TileConfig best = kSequenceModel.config;
+  std::int64_t least = num_chunks * sequence.cycles +
+                       sequence.rounds * (kSequenceModel.epilogue + segments * kSegmentStop);
+  for (const SplitModel& model : kApartModels) {
+    const RoundShape shape =
+        round_shape(model, model.groups, units, ceil_div(M, model.tokens) * segments, sms);
+    const std::int64_t cost = ceil_div(num_chunks, std::int64_t{segments}) * shape.cycles +
+                              shape.rounds * model.epilogue + kCombine +
+                              2 * M * partial_row_bytes(num_tiles, segments) / kPartialBytesACycle;
+    if (cost < least) {
+      least = cost;
+      best = model.config;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
-TileConfig choose_tile(std::int64_t M, std::int64_t num_tiles, std::int64_t num_chunks,
+int choose_round_units(int tokens, int most, std::int64_t units, std::int64_t blocks,
                        const DeviceFacts& device) noexcept {
+  for (const SplitModel& model : kApartModels) {
+    if (model.tokens != tokens) continue;
+    return static_cast<int>(round_shape(model, most, units, blocks, device.num_sms).units);
+  }
+  return 1;
+}
+
+TileConfig choose_tile(const TileShape& shape, const DeviceFacts& device) noexcept {
+  const auto [M, num_tiles, num_chunks, segments, bits] = shape;
+  if (segments > 1) return choose_split_tile(M, num_tiles, num_chunks, segments, device);
   const std::int64_t sms = device.num_sms;
+  const std::int64_t longest_pair = bits == 0 ? 0 : bits > 4 ? kPairStreamWide : kPairStream;
   const TileModel* best = nullptr;
   double least = 0.0;
   for (const TileModel& model : kTileModels) {
     const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
-    if (model.ctas > 1 && (num_chunks > kShortStream || total <= sms / 2)) continue;
+    if (model.ctas > 1 && (num_chunks > longest_pair || total <= sms / 2)) continue;
     const double cost = tile_cost(model, M, num_tiles, num_chunks, sms);
     if (best == nullptr || cost < least) {
       best = &model;

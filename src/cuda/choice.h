@@ -60,13 +60,57 @@ bool prefers_relay(std::int64_t num_tiles, std::int64_t num_chunks, int segments
 bool prefers_tile(std::int64_t num_tiles, const DeviceFacts& device) noexcept;
 
 // The instances of the tile kernel: tokens of a block, consumer warpgroups of a CTA, CTAs an SM.
-enum class TileConfig : std::uint8_t { t16, t16_pair, t32, t32_pair, t64, t128, t256 };
-constexpr int kNumTileConfigs = 7;
+// t128_sequence is t128 but for K of several segments: a warpgroup sums them one after another. The
+// others that take segments sum them apart, each as a unit of its own.
+enum class TileConfig : std::uint8_t {
+  t16,
+  t16_pair,
+  t32,
+  t32_pair,
+  t64,
+  t128,
+  t256,
+  t128_sequence
+};
+constexpr int kNumTileConfigs = 8;
 constexpr std::int64_t tiles_of(std::int64_t N, bool is_swiglu) {
   const std::int64_t rows = is_swiglu ? kHalfRows : kTileRows;
   return (N + rows - 1) / rows;
 }
-TileConfig choose_tile(std::int64_t M, std::int64_t num_tiles, std::int64_t num_chunks,
+constexpr bool splits_k(TileConfig config) {
+  return config == TileConfig::t32 || config == TileConfig::t64 || config == TileConfig::t128 ||
+         config == TileConfig::t128_sequence;
+}
+// A tile's TileShape::bits from its halves'.
+constexpr int common_bits(int first, int second) {
+  return first == second && first != kDenseBits ? first : 0;
+}
+struct TileShape {
+  std::int64_t M, num_tiles, num_chunks;
+  int segments;  // of K
+  int bits;      // of both halves; 0 where they differ or are dense, which have no pairs of CTAs
+};
+TileConfig choose_tile(const TileShape& shape, const DeviceFacts& device) noexcept;
+
+// Units of a round, at most `most`, of an instance that sums segments apart: blocks of tokens and
+// segment have `units` units each.
+int choose_round_units(int tokens, int most, std::int64_t units, std::int64_t blocks,
                        const DeviceFacts& device) noexcept;
+// Sums of segments apart lie in scratch memory, f32, in blocks of 8 rows; M may be cut so that they
+// stay few.
+constexpr std::int64_t partial_row_bytes(std::int64_t num_tiles, int segments) {
+  return num_tiles * kTileRows * 4 * segments;
+}
+constexpr std::int64_t partial_rows(std::int64_t M, std::int64_t num_tiles, int segments) {
+  constexpr std::int64_t kMostBytes = 32 << 20, kBlock = 128;
+  const std::int64_t blocks = kMostBytes / (partial_row_bytes(num_tiles, segments) * kBlock);
+  const std::int64_t rows = (blocks < 1 ? 1 : blocks) * kBlock;
+  return M < rows ? M : rows;
+}
+constexpr std::size_t partial_bytes(std::int64_t M, std::int64_t num_tiles, int segments) {
+  if (segments <= 1) return 0;
+  const std::int64_t rows = (partial_rows(M, num_tiles, segments) + 7) / 8 * 8;
+  return static_cast<std::size_t>(rows * partial_row_bytes(num_tiles, segments));
+}
 
 }  // namespace qmlp::cuda

@@ -31,10 +31,15 @@ std::string last_error() {
   return t_last_error == cudaSuccess ? std::string() : error_words(t_last_error);
 }
 
-std::size_t kernel_workspace_bytes(const plan::Kernel&, const plan::Problem& problem,
+std::size_t kernel_workspace_bytes(const plan::Kernel& kernel, const plan::Problem& problem,
                                    const DeviceFacts& device) noexcept {
-  // Also where a tile kernel is meant: it hands rows that TMA cannot read to the stream kernel.
-  return stream_fragment_bytes(problem.M, ceil_div(problem.K, kChunkK), device);
+  // Also where a tile kernel is meant: it hands rows that TMA cannot read to the stream kernel, and
+  // gets those whose x does not fit there.
+  const std::size_t fragments =
+      stream_fragment_bytes(problem.M, ceil_div(problem.K, kChunkK), device);
+  if (kernel.body == kStreamSm80 || (kernel.body < kTileSm90 && fragments == 0)) return fragments;
+  const std::int64_t num_tiles = tiles_of(problem.N, problem.op == plan::Op::swiglu);
+  return std::max(fragments, partial_bytes(problem.M, num_tiles, std::max(problem.segments, 1)));
 }
 
 int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
@@ -89,18 +94,23 @@ int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {
         {args.format, args.num_tiles, args.num_chunks, args.segments, 1, x_bytes, 0}, device);
   }
   const bool is_tile = kernel.body >= kTileSm90;
-  const bool tile =
-      is_tile || (kernel.body != kStreamSm80 && fragment_bytes != 0 && args.segments == 1);
+  const bool tile = is_tile || (kernel.body != kStreamSm80 && fragment_bytes != 0);
+  // Tile kernels have no segments without a chunk.
+  const bool tile_can_split = args.num_chunks >= args.segments;
+  args.scratch = reinterpret_cast<std::uint32_t*>(call.workspace.bytes.data());
   if (relay) {
     status = launch(launch_relay_bf16_sm90, launch_relay_f16_sm90, *relay);
-  } else if (tile && tile_can_read(call.x)) {
-    const auto config = is_tile ? static_cast<TileConfig>(kernel.body - kTileSm90)
-                                : choose_tile(args.M, args.num_tiles, args.num_chunks, device);
-    status = launch(launch_tile_bf16_sm90a, launch_tile_f16_sm90a, config);
+  } else if (tile && tile_can_split && tile_can_read(call.x)) {
+    const auto config =
+        is_tile ? static_cast<TileConfig>(kernel.body - kTileSm90)
+                : choose_tile({args.M, args.num_tiles, args.num_chunks, args.segments,
+                               common_bits(args.format.half[0].bits, args.format.half[1].bits)},
+                              device);
+    status = args.segments == 1
+                 ? launch(launch_tile_bf16_sm90a, launch_tile_f16_sm90a, config)
+                 : launch(launch_split_tile_bf16_sm90a, launch_split_tile_f16_sm90a, config);
   } else {
-    if (fragment_bytes != 0) {
-      args.x_fragments = reinterpret_cast<std::uint32_t*>(call.workspace.bytes.data());
-    }
+    if (fragment_bytes == 0) args.scratch = nullptr;
     status = kernel.body == kStreamSm80
                  ? launch_stream_sm80(bf16 ? Element::bf16 : Element::f16, args, device, *stream)
                  : launch(launch_stream_bf16_sm90, launch_stream_f16_sm90);

@@ -41,9 +41,11 @@ struct Options {
   std::vector<int> bits = {4}, groups = {64};
   std::vector<std::int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
   std::string shape, op;  // empty: all; op "linear": all but swiglu
-  int segments = 1;
+  std::vector<int> segments = {1};
   bool dense = false;
-  bool all = false;  // every kernel of the table beside the chosen one, and their bits compared
+  // Kernels of the table beside the chosen one, and their bits compared: those whose names have one
+  // of these in them, or every one.
+  std::optional<std::vector<std::string>> all;
 };
 template <class T>
 std::vector<T> numbers(const std::string& text) {
@@ -72,17 +74,27 @@ Options parse(const std::vector<const char*>& arguments) {
     } else if (key == "op") {
       options.op = word;
     } else if (key == "segments") {
-      options.segments = std::stoi(word);
+      options.segments = numbers<int>(word);
     } else if (key == "dense") {
       options.dense = true;
     } else if (key == "all") {
-      options.all = true;
+      options.all.emplace();
+      for (std::size_t at = 0; at < word.size();) {
+        const std::size_t end = std::min(word.find(',', at), word.size());
+        options.all->push_back(word.substr(at, end - at));
+        at = end + 1;
+      }
     } else {
       std::fprintf(stderr, "bench: unknown argument %s\n", text.c_str());
       std::exit(2);
     }
   }
   return options;
+}
+bool is_named(const std::vector<std::string>& pieces, const std::string& name) {
+  return pieces.empty() || std::any_of(pieces.begin(), pieces.end(), [&](const std::string& piece) {
+           return name.find(piece) != std::string::npos;
+         });
 }
 bool wanted(const Options& options, const Case& c) {
   if (!options.shape.empty() && options.shape != c.shape) return false;
@@ -149,7 +161,7 @@ struct Problem {
 
   Problem(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
           const DeviceFacts& facts, const Stream& stream, Rng& rng)
-      : plan(make(c, spec, most, segments, facts)) {
+      : plan(value(make(c, spec, most, segments, facts))) {
     const bool swiglu = std::string(c.op) == "swiglu";
     const QuantizedTensor first = random_weight(rng, c.N, c.K, spec);
     const QuantizedTensor second = swiglu ? random_weight(rng, c.N, c.K, spec) : QuantizedTensor();
@@ -163,16 +175,16 @@ struct Problem {
     while (static_cast<int>(copies.size()) < count) add();
   }
 
-  static Plan make(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
-                   const DeviceFacts& facts, const PlanOptions& options = {}) {
+  static Result<Plan> make(const Case& c, const QuantSpec& spec, std::int64_t most, int segments,
+                           const DeviceFacts& facts, const PlanOptions& options = {}) {
     if (std::string(c.op) == "swiglu") {
-      return value(make_plan(SwigluProblem{most, c.K, c.N, spec, spec, DType::bf16,
-                                           Precision::match, Accumulation::tensor, segments},
-                             facts, options));
+      return make_plan(SwigluProblem{most, c.K, c.N, spec, spec, DType::bf16, Precision::match,
+                                     Accumulation::tensor, segments},
+                       facts, options);
     }
-    return value(
-        make_plan(LinearProblem{most, c.N, c.K, spec, DType::bf16, Accumulation::tensor, segments},
-                  facts, options));
+    return make_plan(
+        LinearProblem{most, c.N, c.K, spec, DType::bf16, Accumulation::tensor, segments}, facts,
+        options);
   }
 };
 
@@ -209,7 +221,7 @@ double dense_time(const Blas& blas, cudaStream_t stream, const Case& c, std::int
   });
 }
 
-void bench_case(const Case& c, int bits, int group, const Options& options,
+void bench_case(const Case& c, int bits, int group, int segments, const Options& options,
                 const DeviceFacts& facts, cudaStream_t raw, const Blas* blas) {
   const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
   const CudaStream cuda{raw};
@@ -217,7 +229,7 @@ void bench_case(const Case& c, int bits, int group, const Options& options,
   const Device device{DeviceKind::cuda, 0};
   const bool swiglu = std::string(c.op) == "swiglu";
   Rng rng(7);
-  const Problem problem(c, {bits, group, DType::bf16}, most, options.segments, facts, stream, rng);
+  const Problem problem(c, {bits, group, DType::bf16}, most, segments, facts, stream, rng);
   const auto copies = static_cast<int>(problem.copies.size());
   const std::vector<std::uint16_t> host_x = random_rows(rng, most * c.K, DType::bf16);
   const Buffer x(host_x.size() * 2), out(static_cast<std::size_t>(most * c.N) * 2);
@@ -259,8 +271,8 @@ void bench_case(const Case& c, int bits, int group, const Options& options,
         "%d, \"group\": "
         "%d, "
         "\"M\": %lld, \"us\": %.2f, \"read_us\": %.2f, \"bytes\": %zu, \"kernel\": \"%s\"",
-        c.shape, c.op, options.segments, (long long)c.K, (long long)c.N, bits, group, (long long)M,
-        us, read, problem.bytes, std::string(problem.plan.kernel_name(M)).c_str());
+        c.shape, c.op, segments, (long long)c.K, (long long)c.N, bits, group, (long long)M, us,
+        read, problem.bytes, std::string(problem.plan.kernel_name(M)).c_str());
     if (blas != nullptr) {
       std::printf(", \"dense_us\": %.2f",
                   dense_time(*blas, raw, c, M, *dense_weights, dense_copies, x, *product, out,
@@ -273,15 +285,16 @@ void bench_case(const Case& c, int bits, int group, const Options& options,
       for (const KernelInfo& kernel : kernel_table()) {
         const std::string name(kernel.name);
         if (kernel.device != DeviceKind::cuda || name.find(swiglu ? "swiglu_" : "linear_") != 0 ||
-            name.find("_bf16_") == std::string::npos) {
+            name.find("_bf16_") == std::string::npos || !is_named(*options.all, name)) {
           continue;
         }
         PlanOptions force;
         force.force_kernel = kernel.name;
-        const Plan plan =
-            Problem::make(c, {bits, group, DType::bf16}, most, options.segments, facts, force);
+        const auto plan =
+            Problem::make(c, {bits, group, DType::bf16}, most, segments, facts, force);
+        if (!plan) continue;  // not of so many segments
         GPU_CHECK(cudaMemset(out.data, 0x7A, out.bytes));
-        const double time = time_plan(plan);
+        const double time = time_plan(*plan);
         GPU_CHECK(cudaMemcpy(again.data(), out.data, out.bytes, cudaMemcpyDeviceToHost));
         std::printf("%s\"%s\": %.2f", first.empty() ? "" : ", ", name.c_str(), time);
         if (first.empty()) first = again;
@@ -310,8 +323,9 @@ int run_bench(const std::vector<const char*>& arguments) {
     if (!wanted(options, c)) continue;
     for (const int bits : options.bits) {
       for (const int group : options.groups) {
-        if (c.K % group == 0) {
-          bench_case(c, bits, group, options, facts, stream, blas ? &*blas : nullptr);
+        if (c.K % group != 0) continue;
+        for (const int segments : options.segments) {
+          bench_case(c, bits, group, segments, options, facts, stream, blas ? &*blas : nullptr);
         }
       }
     }

@@ -1,6 +1,6 @@
 // Proves the CUDA kernels on a GPU: random problems against the CPU verifier, bit for bit.
-//   gpu_check table | exact [problems] [seed] [seconds] | robust | pack [seconds] | vectors FILE...
-//   | bench [key=value...]
+//   gpu_check table | exact [problems] [seed] [seconds] [segments] | robust | pack [seconds] |
+//   vectors FILE... | bench [key=value...]
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -39,7 +39,7 @@ struct HostWorkspace {
 
 // One random problem: every kernel of the device's table, all rows at once and the last row alone.
 void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const DeviceFacts& gpu_facts,
-                   Totals& totals, bool large) {
+                   Totals& totals, bool large, int only_segments) {
   const DType type = pick(rng, {DType::bf16, DType::f16});
   const bool is_swiglu = rng() % 2 == 0;
   const auto spec = [&] {
@@ -55,7 +55,8 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   const std::int64_t N = 1 + static_cast<std::int64_t>(rng() % (large ? 700 : 150));
   const std::int64_t M = pick<std::int64_t>(
       rng, {1, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 40, 64, 65, 100, 129, 257, 300});
-  const int segments = pick(rng, {1, 1, 1, 1, 2, 4, 8});
+  const int any_segments = pick(rng, {1, 1, 1, 1, 2, 4, 8});
+  const int segments = only_segments != 0 ? only_segments : any_segments;
   const Precision precision = rng() % 4 == 0 ? Precision::wide : Precision::match;
 
   const QuantizedTensor weights[2] = {gpu::random_weight(rng, N, K, specs[0]),
@@ -189,7 +190,7 @@ void check_problem(Rng& rng, ThreadPool& pool, const DeviceFacts& cpu, const Dev
   }
 }
 
-int check_exact(long long problems, std::uint64_t seed, double seconds) {
+int check_exact(long long problems, std::uint64_t seed, double seconds, int segments) {
   const DeviceFacts gpu_facts = value(cuda_facts(0));
   DeviceFacts cpu = host_facts();
   auto pool = value(ThreadPool::create(cpu.num_threads));
@@ -200,7 +201,7 @@ int check_exact(long long problems, std::uint64_t seed, double seconds) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   while (totals.problems < problems && elapsed() < seconds) {
-    check_problem(rng, *pool, cpu, gpu_facts, totals, rng() % 5 == 0);
+    check_problem(rng, *pool, cpu, gpu_facts, totals, rng() % 5 == 0, segments);
   }
   std::printf(
       "exact: seed %llu, %lld problems, %lld outputs, %lld wrong, %lld written outside, %.0f s\n",
@@ -276,5 +277,6 @@ int main(int argc, char** argv) {
   const long long problems = !rest.empty() ? std::atoll(rest[0]) : 1000;
   const std::uint64_t seed = rest.size() > 1 ? std::strtoull(rest[1], nullptr, 10) : 1;
   const double seconds = rest.size() > 2 ? std::atof(rest[2]) : 400.0;
-  return check_exact(problems, seed, seconds);
+  const int segments = rest.size() > 3 ? std::atoi(rest[3]) : 0;  // 0: any
+  return check_exact(problems, seed, seconds, segments);
 }

@@ -7,15 +7,12 @@ each check and ends with status 1 when one failed. Results are compared with the
 tens of seconds each: `mlx_gpu.py warm BITS GROUP TYPE M` does that for one, in a process of its own.
 """
 
-import gc
 import pathlib
 import sys
 import tempfile
 import threading
-import time
 import traceback
 
-import ml_dtypes
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -24,56 +21,8 @@ import qmlp
 import qmlp.mlx
 from qmlp.mlx._load import native
 
-CHECKS = {}
-TYPES = {"bf16": (mx.bfloat16, ml_dtypes.bfloat16), "f16": (mx.float16, np.float16)}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
-
-
-def same(a, b):
-    """Equal bits."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    kind = {2: mx.uint16, 4: mx.uint32, 1: mx.uint8}[a.dtype.size]
-    return bool(mx.array_equal(a.view(kind), b.view(kind)))
-
-
-def need(condition, what):
-    if not condition:
-        raise AssertionError(what)
-
-
-def to_numpy(a):
-    if a.dtype == mx.bfloat16:
-        return np.array(a.view(mx.uint16)).view(ml_dtypes.bfloat16)
-    return np.array(a)
-
-
-def to_mlx(a, dtype):
-    if dtype == mx.bfloat16:
-        return mx.array(a.view(np.uint16)).view(mx.bfloat16)
-    return mx.array(a)
-
-
-def random_x(shape, dtype, seed):
-    x = mx.random.normal(shape, key=mx.random.key(seed))
-    return (x * mx.where(mx.random.uniform(shape=shape, key=mx.random.key(seed + 1)) < 0.01, 50.0, 1.0)
-            ).astype(dtype)
-
-
-def random_weight(N, K, bits, group, dtype, seed):
-    w = (mx.random.normal((N, K), key=mx.random.key(seed)) * 0.05).astype(dtype)
-    codes, scales, biases = mx.quantize(w, group_size=group, bits=bits)
-    mx.eval(codes, scales, biases)
-    return qmlp.mlx.QuantizedTensor(codes, scales, biases, bits, group)
-
-
-def on_host(weight):
-    return qmlp.QuantizedTensor(np.array(weight.codes), to_numpy(weight.scales),
-                                to_numpy(weight.biases), weight.bits, weight.group_size)
+from mlx_checks import (TYPES, check, compare_logits, llama, logits_of, main, need, on_host, random_weight,
+                        random_x, same, to_mlx, to_numpy)
 
 
 def segments_of(weight, activation):
@@ -362,6 +311,34 @@ def mixed_types():
     return "f32 x"
 
 
+@check
+def f32_models():
+    """f32 rows, and a model set to f32, run on MLX's code in patched layers."""
+    model = llama(512, 2, 1536, 8, 2, 2048, True, seed=3)
+    tokens = mx.random.randint(0, 2048, (1, 40), key=mx.random.key(1))
+    x = random_x((1, 5, 512), mx.float32, 2)
+    layer = model.model.layers[0]
+    own_rows = [layer.mlp(x), layer.self_attn.q_proj(x)]
+    mx.eval(own_rows)
+    qmlp.mlx.patch(model)
+    before = logits_of(model, tokens, (33, 1, 6))
+    for own, got in zip(own_rows, [layer.mlp(x), layer.self_attn.q_proj(x)]):
+        error = float(mx.abs(own - got).max() / mx.abs(own).max())
+        need(got.dtype == mx.float32 and error < 1e-2, f"f32 rows: {got.dtype}, off by {error}")
+    need(same(logits_of(model, tokens, (33, 1, 6)), before), "bf16 rows after f32 ones")
+    model.set_dtype(mx.float32)
+    got = logits_of(model, tokens, (33, 1, 6))
+    mx.eval(got)
+    fresh = llama(512, 2, 1536, 8, 2, 2048, True, seed=3)
+    fresh.set_dtype(mx.float32)
+    wanted = logits_of(fresh, tokens, (33, 1, 6))
+    error = float(mx.abs(got - wanted).max() / mx.abs(wanted).max())
+    need(error < 1e-5, f"set_dtype(f32): logits off by {error}")
+    model.set_dtype(mx.bfloat16)
+    need(same(logits_of(model, tokens, (33, 1, 6)), before), "back to bf16")
+    return f"rows, set_dtype: within {error:.1e} of MLX's own f32"
+
+
 MLX_CASES = [(4, 64, "bf16", 256), (4, 64, "bf16", 9), (8, 64, "bf16", 9), (4, 32, "f16", 9)]
 
 
@@ -389,44 +366,11 @@ def equal_to_mlx():
 # ---- models ----
 
 
-def llama(hidden, layers, intermediate, heads, kv_heads, vocab, tied, dtype=mx.bfloat16, seed=0, bits=4,
-          **config):
-    from mlx_lm.models import llama as module
-
-    mx.random.seed(seed)
-    model = module.Model(module.ModelArgs(
-        model_type="llama", rms_norm_eps=1e-5, hidden_size=hidden, num_hidden_layers=layers,
-        intermediate_size=intermediate, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        vocab_size=vocab, tie_word_embeddings=tied, rope_theta=1e4, **config))
-    model.set_dtype(dtype)
-    nn.quantize(model, 64, bits)
-    mx.eval(model.parameters())
-    return model
-
-
-def logits_of(model, tokens, cuts):
-    """Logits of tokens fed in pieces through a prompt cache."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    cache, out, at = make_prompt_cache(model), [], 0
-    for cut in cuts:
-        out.append(model(tokens[:, at:at + cut], cache=cache))
-        at += cut
-    return mx.concatenate(out, axis=1).astype(mx.float32)
-
-
 def flat_bits(tree):
     from mlx.utils import tree_flatten
 
     return {name: np.array(value.view(mx.uint16 if value.dtype.size == 2 else mx.uint32))
             for name, value in tree_flatten(tree)}
-
-
-def compare_logits(reference, got):
-    p = mx.softmax(reference, axis=-1)
-    kl = mx.sum(p * (nn.log_softmax(reference, axis=-1) - nn.log_softmax(got, axis=-1)), axis=-1)
-    same_token = mx.mean(mx.argmax(reference, -1) == mx.argmax(got, -1))
-    return float(mx.mean(kl)), float(same_token), float(mx.abs(reference - got).max())
 
 
 @check
@@ -474,8 +418,12 @@ def whole_layers():
     """Fused layers give the bits of their single ops: prompts, steps, growth of the cache, batches."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64}
-    for config in ({}, {"rope_scaling": scaling}, {"attention_bias": True, "mlp_bias": True}):
-        model = llama(512, 3, 1536, 8, 2, 2048, False, seed=7, **config)
+    for dtype, config in ((mx.bfloat16, {}), (mx.float16, {"head_dim": 128}),
+                          (mx.bfloat16, {"rope_scaling": scaling}),
+                          (mx.float16, {"rope_traditional": True}),
+                          (mx.bfloat16, {"module": "qwen3", "head_dim": 64}),
+                          (mx.bfloat16, {"attention_bias": True, "mlp_bias": True})):
+        model = llama(512, 3, 1536, 8, 2, 2048, False, seed=7, dtype=dtype, **config)
         model.update(tree_map_biases(model))
         for batch in (1, 3):
             tokens = mx.random.randint(0, 2048, (batch, 309), key=mx.random.key(2))
@@ -494,7 +442,8 @@ def whole_layers():
         random_weight(64, 64, 4, 64, mx.bfloat16, 1)))
     mx.eval(out)
     need(native.buffer_device(out) == 0, f"outputs lie on device {native.buffer_device(out)}")
-    return "plain, llama3 rope, biases; batches of 1 and 3; outputs in device memory"
+    return ("plain, heads of 128, llama3 rope, neighbouring pairs, norms of q and k, biases; batches of 1 "
+            "and 3; outputs in device memory")
 
 
 def tree_map_biases(model):
@@ -597,24 +546,6 @@ def warm(bits, group, name, M):
     dtype = TYPES[name][0]
     weight = random_weight(1024, 2048, bits, group, dtype, 1)
     mx.eval(mlx_linear(random_x((M, 2048), dtype, 1), weight))
-
-
-def main(names):
-    failed = 0
-    for name in names or CHECKS:
-        start = time.perf_counter()
-        try:
-            detail, word = CHECKS[name](), "ok"
-        except Exception as error:  # noqa: BLE001  (reported, and the next check runs)
-            detail, word = f"{type(error).__name__}: {error}", "FAILED"
-            failed += 1
-            if not isinstance(error, AssertionError):
-                traceback.print_exc(file=sys.stdout)
-        print(f"{word} {name} ({time.perf_counter() - start:.1f} s): {detail}", flush=True)
-        gc.collect()
-        mx.clear_cache()
-    print(f"{failed} failed" if failed else "all passed", flush=True)
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ struct MatmulArgs {
   const void* x;  // [M, K] of the activation type
   std::int64_t x_stride;
   std::int64_t M, K;
-  int segments;                // of K, each a chain of sums of its own
-  std::uint32_t* x_fragments;  // scratch of the kernels that keep x in fragment order, or null
+  int segments;            // of K, each a chain of sums of its own
+  std::uint32_t* scratch;  // x in fragment order, or sums of segments; or null
   EpilogueArgs epilogue;
 };
 

@@ -31,6 +31,12 @@ int launch_tile_bf16_sm90a(TileConfig config, const MatmulArgs& args, const Devi
                            const LaunchTarget& target);
 int launch_tile_f16_sm90a(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
                           const LaunchTarget& target);
+// The same where K has segments, at most as many as chunks; the config is one that splits. Needs
+// partial_bytes of scratch.
+int launch_split_tile_bf16_sm90a(TileConfig config, const MatmulArgs& args,
+                                 const DeviceFacts& device, const LaunchTarget& target);
+int launch_split_tile_f16_sm90a(TileConfig config, const MatmulArgs& args,
+                                const DeviceFacts& device, const LaunchTarget& target);
 
 // Whether a stream launch needs x in fragment order in global memory, and how many bytes.
 std::size_t stream_fragment_bytes(std::int64_t M, std::int64_t num_chunks,

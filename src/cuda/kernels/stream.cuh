@@ -4,6 +4,7 @@
 #include "cuda/device/epilogue.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/kernels/ring.cuh"
+#include "cuda/kernels/segments.cuh"
 
 // Few rows of x: every warp streams whole tiles of weights, or one segment of K of each, through
 // its own ring of shared memory and sums them with mma.m16n8k16, one chain an output and segment.
@@ -32,11 +33,6 @@ __device__ __forceinline__ bool x_is_aligned(const MatmulArgs& args) {
          args.K % 8 == 0;
 }
 
-__device__ __forceinline__ float4 add(float4 a, float4 b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
-                     __fadd_rn(a.w, b.w));
-}
-
 // Fragments of one block of tokens a blockIdx.y, for x that does not fit in shared memory: two
 // planes (steps 0 and 1, steps 2 and 3 of a chunk) of [chunk][token block][lane] 16-byte vectors.
 template <int kTokenBlocks>
@@ -44,7 +40,7 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   constexpr int kLanes = 32 * kTokenBlocks;
   const int C = static_cast<int>(args.num_chunks);
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
-  std::uint32_t* fragments = args.x_fragments + blockIdx.y * (8ll * C * kLanes);
+  std::uint32_t* fragments = args.scratch + blockIdx.y * (8ll * C * kLanes);
   for (int m = blockIdx.x; m < kTokenBlocks * 8; m += gridDim.x) {
     const bool exists = m_begin + m < args.M;
     const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
@@ -119,17 +115,6 @@ __device__ __forceinline__ void x_addresses(const std::uint8_t* x_shared, std::u
   }
 }
 
-// The sums of a tile's segments, `partial(s)` those of segment s >= 1: numerics.md's tree.
-template <class Partial>
-__device__ __forceinline__ float4 sum_segments(float4 sum, int segments, Partial partial) {
-  sum = add(sum, partial(1));
-  if (segments > 2) sum = add(sum, add(partial(2), partial(3)));
-  if (segments > 4) {
-    sum = add(sum, add(add(partial(4), partial(5)), add(partial(6), partial(7))));
-  }
-  return sum;
-}
-
 template <class T, int kTokenBlocks>
 __device__ __forceinline__ void store_tile(const EpilogueArgs& epilogue, std::int64_t tile,
                                            int lane, std::int64_t m_begin, std::int64_t M,
@@ -142,7 +127,7 @@ __device__ __forceinline__ void store_tile(const EpilogueArgs& epilogue, std::in
 }
 
 // kBits: of both halves, or 0 to read each half's at run time. kSharedX: rows of x are in shared
-// memory; else fragments come from args.x_fragments.
+// memory; else fragments come from args.scratch.
 template <class T, int kTokenBlocks, int kBits, int kGroup, bool kBulk, bool kSharedX>
 __global__ void __launch_bounds__(512)
     stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages, int fitting_chunks) {
@@ -214,8 +199,8 @@ __global__ void __launch_bounds__(512)
   x_addresses(x_shared, row_bytes, rows, lane, x_rows);
   constexpr int kFragmentLanes = 32 * kTokenBlocks;
   const int plane = C * kFragmentLanes;
-  const uint4* const fragments = reinterpret_cast<const uint4*>(args.x_fragments) +
-                                 blockIdx.y * (2ll * C * kFragmentLanes) + lane;
+  const uint4* const fragments =
+      reinterpret_cast<const uint4*>(args.scratch) + blockIdx.y * (2ll * C * kFragmentLanes) + lane;
   const auto load_x = [&](int c, int p, std::uint32_t(&v)[kTokenBlocks][4]) {
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {

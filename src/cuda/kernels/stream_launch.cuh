@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/launch_kernel.cuh"
+#include "cuda/kernels/rows.h"
 #include "cuda/kernels/stream.cuh"
 
 namespace qmlp::cuda {
@@ -14,13 +15,6 @@ inline std::size_t max_shared_x(const DeviceFacts& device) {
   return device.smem_bytes > kRing ? device.smem_bytes - kRing : 0;
 }
 
-inline const void* rows_from(const void* rows, std::int64_t elements) {
-  return rows == nullptr ? nullptr : static_cast<const std::uint16_t*>(rows) + elements;
-}
-inline void* rows_from(void* rows, std::int64_t elements) {
-  return rows == nullptr ? nullptr : static_cast<std::uint16_t*>(rows) + elements;
-}
-
 // Calls `launch(part, tiles)` for blocks of `rows` rows of x, as many at once as a grid may have.
 template <class Launch>
 int for_token_tiles(const MatmulArgs& args, int rows, Launch launch) {
@@ -28,13 +22,7 @@ int for_token_tiles(const MatmulArgs& args, int rows, Launch launch) {
   constexpr std::int64_t kMaxGridY = 65535;
   for (std::int64_t y = 0; y < token_tiles; y += kMaxGridY) {
     const std::int64_t count = std::min(kMaxGridY, token_tiles - y);
-    MatmulArgs part = args;
-    const std::int64_t m = y * rows;
-    part.x = rows_from(args.x, m * args.x_stride);
-    part.epilogue.out = rows_from(args.epilogue.out, m * args.epilogue.out_stride);
-    part.epilogue.residual = rows_from(args.epilogue.residual, m * args.epilogue.residual_stride);
-    part.epilogue.gate_tap = rows_from(args.epilogue.gate_tap, m * args.epilogue.gate_tap_stride);
-    part.M = std::min<std::int64_t>(args.M - m, count * rows);
+    const MatmulArgs part = rows_of(args, y * rows, count * rows);
     if (const cudaError_t e = launch(part, static_cast<unsigned>(count)); e != cudaSuccess) {
       return e;
     }
@@ -72,7 +60,7 @@ template <class T, int kBits, int kGroup, bool kBulk>
 int launch_stream_tokens(const MatmulArgs& args, const DeviceFacts& device,
                          const LaunchTarget& target) {
   const bool one = args.M <= 8;
-  if (args.x_fragments == nullptr) {
+  if (args.scratch == nullptr) {
     return one ? launch_stream_kernel<T, 1, kBits, kGroup, kBulk, true>(args, device, target)
                : launch_stream_kernel<T, 2, kBits, kGroup, kBulk, true>(args, device, target);
   }

@@ -8,6 +8,8 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/kernels/ring.cuh"
+#include "cuda/kernels/segments.cuh"
+#include "cuda/rounds.h"
 
 // More rows of x, sm_90a. A persistent CTA has kGroups consumer warpgroups and two producer warps.
 // One copies x, kTokens rows by 64 k, by TMA into a ring that all share; the other streams tiles of
@@ -37,6 +39,20 @@ struct TileArgs {
   MatmulArgs matmul;
   int weight_stages;
 };
+
+// How K of several segments is summed: each segment of a unit as a unit of its own, whose sums
+// combine_kernel adds; or a unit's segments one after another by the same warpgroup.
+enum class TileSplit : std::uint8_t { none, apart, sequence };
+struct SplitTileArgs : TileArgs {
+  float4* partials;   // apart: [tile][block of 8 tokens][segment][lane]
+  int pieces;         // apart: rounds that the units of a block and segment are cut into
+  int waiting_bytes;  // sequence: of shared memory, for sums that wait for later ones
+};
+
+// A sequence's waiting sums take the place of half the ring of x.
+QMLP_HOST_DEVICE constexpr int split_x_ring(TileSplit split, int tokens) {
+  return split == TileSplit::sequence ? 4 : tile_x_ring(tokens);
+}
 
 // Steps of 16 k whose fragments are held at once, twice: fewer where registers are short.
 QMLP_HOST_DEVICE constexpr int tile_part_steps(int tokens, int groups, int ctas, int bits) {
@@ -82,12 +98,12 @@ struct Rounds {
 };
 
 // kCtas: that share an SM. kWords: the epilogue is one that store_words can finish.
-template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
-__global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
-    tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
+template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords,
+          TileSplit kSplit, class Args>
+__device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x_map) {
   constexpr int kWarps = 4 * kGroups;  // consumers
   constexpr int kStageChunks = tile_stage_chunks(kBits, kGroup);
-  constexpr int kXChunks = tile_x_chunks(kTokens), kXRing = tile_x_ring(kTokens);
+  constexpr int kXChunks = tile_x_chunks(kTokens), kXRing = split_x_ring(kSplit, kTokens);
   constexpr int kXSlots = kXRing / kXChunks;
   constexpr int kXChunkBytes = tile_x_chunk_bytes(kTokens);
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -106,10 +122,26 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
   // worth saving.
   constexpr int kReleases = kWords ? 1 : 32;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int C = static_cast<int>(matmul.num_chunks);
-  const TileStages stages = tile_stages(bytes_a_chunk, kStageChunks, C);
+  using CtaRounds = std::conditional_t<kSplit == TileSplit::apart, PieceRounds, Rounds<kGroups>>;
+  // The token block and the segments, one after another, of a round. C counts the chunks of one.
+  int C = static_cast<int>(matmul.num_chunks);
+  const int num_chunks = C;
+  const int segments = kSplit == TileSplit::sequence ? matmul.segments : 1;
+  const auto block_of = [&](const CtaRounds& round) {
+    return kSplit == TileSplit::apart ? round.block / matmul.segments : round.block;
+  };
+  const auto segment = [&](const CtaRounds& round, int s) -> Segment {
+    if constexpr (kSplit == TileSplit::none) return {0, num_chunks};
+    return segment_of(kSplit == TileSplit::apart ? round.block % matmul.segments : s,
+                      matmul.segments, num_chunks);
+  };
+  TileStages stages = tile_stages(bytes_a_chunk, kStageChunks, C);
+  // Shared memory: the ring of x, a sequence's waiting sums, the rings of weights.
+  const std::uint32_t waiting_offset = kXRing * kXChunkBytes;
   const auto ring_offset = [&](int consumer) {
-    return kXRing * kXChunkBytes + consumer * args.weight_stages * stages.bytes;
+    std::uint32_t offset = waiting_offset + consumer * args.weight_stages * stages.bytes;
+    if constexpr (kSplit == TileSplit::sequence) offset += args.waiting_bytes;
+    return offset;
   };
 
   // Every warp does a few: they come one after another within a warp.
@@ -124,10 +156,16 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
   __syncthreads();
   launch_dependents();
 
-  using CtaRounds = Rounds<kGroups>;
-  const CtaRounds first =
-      CtaRounds::of_cta(static_cast<int>((matmul.num_tiles + kUnitTiles - 1) / kUnitTiles),
-                        static_cast<int>((matmul.M + kTokens - 1) / kTokens));
+  const auto rounds = [&](int units, int blocks) {
+    if constexpr (kSplit == TileSplit::apart) {
+      return CtaRounds::of_share(units, args.pieces, blocks * matmul.segments, blockIdx.x,
+                                 gridDim.x);
+    } else {
+      return CtaRounds::of_cta(units, blocks);
+    }
+  };
+  const CtaRounds first = rounds(static_cast<int>((matmul.num_tiles + kUnitTiles - 1) / kUnitTiles),
+                                 static_cast<int>((matmul.M + kTokens - 1) / kTokens));
 
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers(kGroups, kCtas)));
@@ -136,20 +174,24 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
     if (threadIdx.x == 0) {
       wait_for_previous_grid();
       for (CtaRounds round = first; !round.done(); round.next()) {
-        // Up to a multiple of kStep: slots past the end are passed on empty.
-        for (int c = 0; c < C || c % kStep != 0; c += kXChunks) {
-          barrier_wait(empty + 8 * slot, phase);
-          if (c < C) {
-            barrier_expect(full + 8 * slot, kXChunks * kXChunkBytes);
+        for (int s = 0; s < segments; ++s) {
+          const Segment of = segment(round, s);
+          // Up to a multiple of kStep: slots past the end are passed on empty.
+          for (int c = 0; c < of.count || c % kStep != 0; c += kXChunks) {
+            barrier_wait(empty + 8 * slot, phase);
+            if (c < of.count) {
+              barrier_expect(full + 8 * slot, kXChunks * kXChunkBytes);
 #pragma unroll
-            for (int i = 0; i < kXChunks; ++i) {  // a chunk past the end comes as zeros
-              tensor_copy_2d(x_base + (slot * kXChunks + i) * kXChunkBytes, &x_map,
-                             (c + i) * kChunkK, round.block * kTokens, full + 8 * slot);
+              for (int i = 0; i < kXChunks; ++i) {  // a chunk past x's end comes as zeros
+                tensor_copy_2d(x_base + (slot * kXChunks + i) * kXChunkBytes, &x_map,
+                               (of.first + c + i) * kChunkK, block_of(round) * kTokens,
+                               full + 8 * slot);
+              }
+            } else {
+              barrier_arrive(full + 8 * slot);
             }
-          } else {
-            barrier_arrive(full + 8 * slot);
+            if (++slot == kXSlots) slot = 0, phase ^= 1;
           }
-          if (++slot == kXSlots) slot = 0, phase ^= 1;
         }
       }
     } else if (warp == 1 && lane < kWarps) {
@@ -162,13 +204,22 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
         const int tile = round.unit * kUnitTiles + lane;
         const std::uint8_t* from =
             matmul.weights + (tile < last_tile ? tile : last_tile) * matmul.tile_bytes;
-        for (int s = 0; s < stages.count; ++s) {
-          const std::uint32_t bytes = s + 1 < stages.count ? stages.bytes : stages.last_bytes;
-          barrier_wait(barrier + 8 * slot + kFullToEmpty, phase);
-          barrier_expect(barrier + 8 * slot, bytes);
-          bulk_copy(data + slot * stages.bytes, from, bytes, barrier + 8 * slot);
-          from += stages.bytes;
-          if (++slot == args.weight_stages) slot = 0, phase ^= 1;
+        for (int i = 0; i < segments; ++i) {
+          const Segment of = segment(round, i);
+          if constexpr (kSplit != TileSplit::none) {
+            stages = tile_stages(bytes_a_chunk, kStageChunks, of.count);
+          }
+          if constexpr (kSplit == TileSplit::apart) {
+            from += of.first * static_cast<std::int64_t>(bytes_a_chunk);
+          }
+          for (int s = 0; s < stages.count; ++s) {
+            const std::uint32_t bytes = s + 1 < stages.count ? stages.bytes : stages.last_bytes;
+            barrier_wait(barrier + 8 * slot + kFullToEmpty, phase);
+            barrier_expect(barrier + 8 * slot, bytes);
+            bulk_copy(data + slot * stages.bytes, from, bytes, barrier + 8 * slot);
+            from += kSplit == TileSplit::sequence ? bytes : stages.bytes;
+            if (++slot == args.weight_stages) slot = 0, phase ^= 1;
+          }
         }
       }
     }
@@ -187,6 +238,45 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
   std::uint32_t weight_phase = 0;
   std::uint32_t step_phase = 0;  // of the x ring at a step's start; a ring of kStep flips a step
   const std::uint8_t* stage = ring;
+  std::uint8_t* const own_sums = shared + (x_base - shared_address(shared)) + waiting_offset;
+  constexpr int kSums = kTokens / 2, kWaitingSums = kSplit == TileSplit::sequence ? kSums : 1;
+  // numerics.md's tree, as a binary counter meets its carries: sums of one segment wait in
+  // registers, those of two in shared memory, those of four in local memory.
+  [[maybe_unused]] float waiting[kWaitingSums];
+  [[maybe_unused]] volatile float waiting_longest[kWaitingSums];
+  const auto join_segment = [&](float(&acc)[kSums], int s) {
+    auto* const waiting_longer = reinterpret_cast<float4*>(own_sums) + consumer * kSums * 8 + lane;
+    if (s % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) waiting[i] = acc[i];
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i] = __fadd_rn(waiting[i], acc[i]);
+    if (s + 1 == segments && s < 2) return;
+    if (s / 2 % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        waiting_longer[i * 32] =
+            make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      const float4 sum = add(waiting_longer[i * 32], make_float4(acc[4 * i], acc[4 * i + 1],
+                                                                 acc[4 * i + 2], acc[4 * i + 3]));
+      acc[4 * i] = sum.x, acc[4 * i + 1] = sum.y, acc[4 * i + 2] = sum.z, acc[4 * i + 3] = sum.w;
+    }
+    if (s == 7) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) acc[i] = __fadd_rn(waiting_longest[i], acc[i]);
+    } else if (s + 1 < segments) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) waiting_longest[i] = acc[i];
+    }
+  };
+  bool decodes_next = false;  // a sequence: the next segment's first chunk during the last products
   // Slot and phase of chunk d of a step.
   const auto x_slot = [](int d) { return d % kXRing / kXChunks; };
   const auto wait_x = [&](int d) {
@@ -197,13 +287,16 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
   };
   for (CtaRounds round = first; !round.done(); round.next()) {
     if (round.size() <= unit_of_round) {  // no unit for this warpgroup
-      for (int c = 0; c < C; c += kStep) {
+      for (int s = 0; s < segments; ++s) {
+        const int count = segment(round, s).count;
+        for (int c = 0; c < count; c += kStep) {
 #pragma unroll 1
-        for (int d = 0; d < kStep; d += kXChunks) {
-          wait_x(d);
-          release_x(d);
+          for (int d = 0; d < kStep; d += kXChunks) {
+            wait_x(d);
+            release_x(d);
+          }
+          step_phase ^= 1;
         }
-        step_phase ^= 1;
       }
       continue;
     }
@@ -280,28 +373,57 @@ __global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
           }
           if (p + 1 < kParts) {
             decode(d, p + 1, !kWhole && d + 1 == count);
-          } else if (d + 1 < count || (kWhole && c + kStep < C)) {
+          } else if (d + 1 < count || (kWhole && (c + kStep < C || decodes_next))) {
             decode((d + 1) % kStep, 0, (!kWhole || d + 1 == kStep) && c + d + 2 == C);
           }
         }
       }
       step_phase ^= 1;
     };
-    decode(0, 0, C == 1);
-    int c = 0;
-    for (; c + kStep <= C; c += kStep) step(c, std::true_type{});
-    if (c < C) step(c, std::false_type{});
-    wgmma_wait<0>();
-    if (C % kStep == 0 || C % kStep > kStep - kXChunks) release_x(kStep - 1);
+#pragma unroll 1
+    for (int s = 0; s < segments; ++s) {
+      const bool is_decoded = decodes_next;
+      if constexpr (kSplit != TileSplit::none) C = segment(round, s).count;
+      decodes_next = s + 1 < segments && C % kStep == 0;
+      if (!is_decoded) decode(0, 0, C == 1);
+      int c = 0;
+      for (; c + kStep <= C; c += kStep) step(c, std::true_type{});
+      if (c < C) step(c, std::false_type{});
+      wgmma_wait<0>();
+      if (C % kStep == 0 || C % kStep > kStep - kXChunks) release_x(kStep - 1);
+      if constexpr (kSplit == TileSplit::sequence) join_segment(acc, s);
+    }
     const int tile = (round.unit + unit_of_round) * kUnitTiles + consumer % 4;
     if (tile >= matmul.num_tiles) continue;
-    const std::int64_t m = static_cast<std::int64_t>(round.block) * kTokens;
-    if constexpr (kWords) {
+    const std::int64_t m = static_cast<std::int64_t>(block_of(round)) * kTokens;
+    if constexpr (kSplit == TileSplit::apart) {
+      const std::int64_t stride = 32 * matmul.segments, all = (matmul.M + 7) / 8;
+      float4* const to =
+          args.partials + (tile * all + m / 8) * stride + round.block % matmul.segments * 32 + lane;
+#pragma unroll
+      for (int b = 0; b < kTokens / 8; ++b) {
+        if (m + 8 * b >= matmul.M) break;
+        to[b * stride] = make_float4(acc[4 * b], acc[4 * b + 1], acc[4 * b + 2], acc[4 * b + 3]);
+      }
+    } else if constexpr (kWords) {
       store_words<T, kTokens / 8>(matmul.epilogue, tile, lane, m, matmul.M, acc);
     } else {
       store_elements<T, kTokens / 8>(matmul.epilogue, tile, lane, m, matmul.M, acc);
     }
   }
+}
+
+template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
+__global__ void __launch_bounds__(128 * (kGroups + 1), kCtas)
+    tile_kernel(const __grid_constant__ TileArgs args, const __grid_constant__ CUtensorMap x_map) {
+  tile_body<T, kTokens, kGroups, kCtas, kBits, kGroup, kWords, TileSplit::none>(args, x_map);
+}
+
+template <class T, int kTokens, int kGroups, int kBits, int kGroup, TileSplit kSplit>
+__global__ void __launch_bounds__(128 * (kGroups + 1), 1)
+    split_tile_kernel(const __grid_constant__ SplitTileArgs args,
+                      const __grid_constant__ CUtensorMap x_map) {
+  tile_body<T, kTokens, kGroups, 1, kBits, kGroup, true, kSplit>(args, x_map);
 }
 
 }  // namespace qmlp::cuda

@@ -38,31 +38,49 @@ cudaError_t make_x_map(CUtensorMap* map, const MatmulArgs& args, int tokens) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+inline std::int64_t tile_units(const MatmulArgs& args, int tokens) {
+  return (args.num_tiles + kUnitTiles - 1) / kUnitTiles * ((args.M + tokens - 1) / tokens);
+}
+
+// The rings of a CTA: weights, in stages of `group_chunks` chunks of four tiles, get what
+// `other_bytes` leave.
+struct TileRings {
+  int stages;  // of weights; less than one where there is no room
+  std::size_t shared_bytes;
+};
+inline TileRings tile_rings(const TileFormat& format, const DeviceFacts& device, int ctas,
+                            int group_chunks, int other_bytes) {
+  const int ring_bytes = 4 * group_chunks * format.chunk_bytes();
+  constexpr int kAlignment = 1024;
+  const int room =
+      static_cast<int>((device.smem_bytes - kStaticSharedBytes) / ctas) - 1024 - kAlignment;
+  const int stages = std::min(kMaxWeightStages, (room - other_bytes) / ring_bytes);
+  return {stages, static_cast<std::size_t>(other_bytes + stages * ring_bytes + kAlignment)};
+}
+
 template <class T, int kTokens, int kGroups, int kCtas, int kBits, int kGroup, bool kWords>
 int launch_tile_kernel(const MatmulArgs& args, const DeviceFacts& device,
                        const LaunchTarget& target) {
-  const auto kernel = tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, kWords>;
   CUtensorMap x_map;
   if (const cudaError_t e = make_x_map<T>(&x_map, args, kTokens); e != cudaSuccess) return e;
-  const std::int64_t total =
-      (args.num_tiles + kUnitTiles - 1) / kUnitTiles * ((args.M + kTokens - 1) / kTokens);
+  const std::int64_t total = tile_units(args, kTokens);
   const std::int64_t grid = std::min<std::int64_t>(total, device.num_sms * kCtas);
   // Warpgroups that never have a unit need no ring.
   const int groups = static_cast<int>(std::min<std::int64_t>(kGroups, (total + grid - 1) / grid));
-  const int ring_bytes = 4 * groups * tile_stage_chunks(kBits, kGroup) * args.format.chunk_bytes();
-  constexpr int kXBytes = tile_x_ring(kTokens) * tile_x_chunk_bytes(kTokens);
-  constexpr int kAlignment = 1024;
-  const int room =
-      static_cast<int>((device.smem_bytes - kStaticSharedBytes) / kCtas) - 1024 - kAlignment;
-  const int stages = (room - kXBytes) / ring_bytes;
-  if (stages < 1) return cudaErrorInvalidConfiguration;
-  const TileArgs tile_args{args, std::min(kMaxWeightStages, stages)};
-  const auto shared_bytes =
-      static_cast<std::size_t>(kXBytes + tile_args.weight_stages * ring_bytes + kAlignment);
-  return launch_kernel(kernel,
-                       {dim3(static_cast<unsigned>(grid)), 128 * (kGroups + 1), shared_bytes, true},
-                       device, target, tile_args, x_map);
+  const TileRings rings =
+      tile_rings(args.format, device, kCtas, groups * tile_stage_chunks(kBits, kGroup),
+                 tile_x_ring(kTokens) * tile_x_chunk_bytes(kTokens));
+  if (rings.stages < 1) return cudaErrorInvalidConfiguration;
+  return launch_kernel(
+      tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, kWords>,
+      {dim3(static_cast<unsigned>(grid)), 128 * (kGroups + 1), rings.shared_bytes, true}, device,
+      target, TileArgs{args, rings.stages}, x_map);
 }
+
+// Where registers are short, fragments are held by halves of a chunk, and that is safe only when
+// decoding computes them: ptxas lets the load of the next chunk overwrite fragments that are its
+// own words while wgmma still reads them (tools/check_wgmma.py looks for that).
+constexpr bool is_computed(int bits) { return bits != 0 && bits != kDenseBits; }
 
 template <class T, int kBits, int kGroup>
 int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFacts& device,
@@ -71,10 +89,7 @@ int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFa
     return launch_tile_kernel<T, kTokens, kGroups, kCtas, kBits, kGroup, true>(args, device,
                                                                                target);
   };
-  // Where registers are short, fragments are held by halves of a chunk, and that is safe only when
-  // decoding computes them: ptxas lets the load of the next chunk overwrite fragments that are its
-  // own words while wgmma still reads them (tools/check_wgmma.py looks for that).
-  constexpr bool kComputed = kBits != 0 && kBits != kDenseBits;
+  constexpr bool kComputed = is_computed(kBits);
   switch (config) {
     case TileConfig::t16_pair:
       if constexpr (kComputed) return launch.template operator()<16, 2, 2>();
@@ -89,6 +104,7 @@ int launch_tile_tokens(TileConfig config, const MatmulArgs& args, const DeviceFa
     case TileConfig::t64:
       return launch.template operator() < 64, kComputed ? 4 : 2, 1 > ();
     case TileConfig::t128:
+    case TileConfig::t128_sequence:
       return launch.template operator()<128, 2, 1>();
     case TileConfig::t256:
       return launch.template operator()<256, 2, 1>();

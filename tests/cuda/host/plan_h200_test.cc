@@ -56,18 +56,22 @@ std::uint8_t body_of(std::string_view name) {
 }
 
 // The body that is meant for M rows of a shape.
-int expected_body(std::int64_t M, Shape shape, bool is_swiglu, const DeviceFacts& device) {
+int expected_body(std::int64_t M, Shape shape, bool is_swiglu, const DeviceFacts& device,
+                  int segments = 1) {
   const std::int64_t num_tiles = cuda::tiles_of(shape.intermediate, is_swiglu);
   if (M < 5 || (M <= 8 && !(is_swiglu && cuda::prefers_tile(num_tiles, device)))) {
     return cuda::kStreamSm90;
   }
+  const int bits = is_swiglu ? 0 : 4;  // swiglu_of mixes two widths
   // A plan asks once in every kPreferenceStep rows.
   const std::int64_t asked = std::min(
       std::max<std::int64_t>(5, (M - 1) / plan::kPreferenceStep * plan::kPreferenceStep + 1),
       (plan::kPreferenceEnd - 1) / plan::kPreferenceStep * plan::kPreferenceStep + 1);
   return cuda::kTileSm90 +
          static_cast<int>(cuda::choose_tile(
-             asked, num_tiles, ceil_div(shape.hidden, std::int64_t{cuda::kChunkK}), device));
+             {asked, num_tiles, ceil_div(shape.hidden, std::int64_t{cuda::kChunkK}), segments,
+              bits},
+             device));
 }
 
 TEST(H200Plan, StreamsForFewRowsAndTilesAbove) {
@@ -119,22 +123,27 @@ TEST(H200Plan, APlanOfOneRowIsAStreamPlan) {
   EXPECT_EQ(plan->kernel_name(1), stream_name("swiglu", DType::bf16));
 }
 
-TEST(H200Plan, OnlyStreamKernelsCutK) {
+// K of several segments: the stream kernel for few rows, above it the tiles that have such an
+// instance.
+TEST(H200Plan, CutsK) {
   const DeviceFacts device = machine("h200");
   for (const int segments : {2, 4, 8}) {
-    LinearProblem problem = linear_of({14336, 4096}, DType::bf16, 512);
+    constexpr Shape kDown = {14336, 4096};
+    LinearProblem problem = linear_of(kDown, DType::bf16, 512);
     problem.segments = segments;
     EXPECT_TRUE(supports(problem, device));
     const auto plan = make_plan(problem, device);
     ASSERT_TRUE(plan) << plan.error().message;
     EXPECT_EQ(plan->segments(), segments);
-    for (const std::int64_t M : {1, 8, 9, 64, 512}) {
-      EXPECT_LT(body_of(plan->kernel_name(M)), cuda::kTileSm90) << plan->kernel_name(M);
-    }
+    EXPECT_EQ(plan->kernel_name(1), stream_name("linear", DType::bf16));
     EXPECT_EQ(plan->kernel_name(8), stream_name("linear", DType::bf16));
+    for (const std::int64_t M : {9, 64, 512}) {
+      EXPECT_EQ(body_of(plan->kernel_name(M)), expected_body(M, kDown, false, device, segments))
+          << plan->kernel_name(M);
+    }
     for (const KernelVerdict& verdict : explain(problem, device)) {
-      const bool tile = body_of(verdict.kernel) >= cuda::kTileSm90;
-      if (tile) {
+      const int config = body_of(verdict.kernel) - cuda::kTileSm90;
+      if (config >= 0 && !cuda::splits_k(static_cast<cuda::TileConfig>(config))) {
         EXPECT_EQ(to_string(verdict.support),
                   "segments is " + std::to_string(segments) + ", needs 1 on this device");
         EXPECT_FALSE(make_plan(problem, device, {verdict.kernel}));
