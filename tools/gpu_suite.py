@@ -18,6 +18,11 @@ suite that was cut off goes on where it stopped. `report` writes DATE-GPU.json a
   segments   the projections of the two largest with K in one, two, four and eight segments
   cliffs     M 1 to 64 at each width and group: neighbours' times
   peers      tinygemm (torch) and MLX
+  torch      the Python package on torch, CuPy and JAX arrays (--python: one that has them and qmlp)
+  mlx        qmlp.mlx: ops, whole models, caches and, with --model, a real checkpoint (--mlx)
+  models     whole models patched and not, decoding and prefill (--mlx)
+
+The last three and `vectors` say "not run" where what they need is missing.
 """
 
 import argparse
@@ -170,6 +175,52 @@ class Suite:
             points += result["points"]
         return {"points": points, "status": 0}
 
+    def torch(self):
+        text, status = run([self.options.python, str(HERE / "tests/torch/test_torch_cuda.py")])
+        missing = re.search(r"No module named '(\w+)'|(not run: .*)", text)
+        if missing:
+            return {"status": 0, "result": missing[2] or f"not run: no module {missing[1]}"}
+        summary = re.findall(r"^(?:Ran \d+ tests.*|OK.*|FAILED.*)$", text, re.M)
+        return {"status": status or int(not summary), "result": ", ".join(summary),
+                "tail": "" if status == 0 else text[-2000:]}
+
+    def mlx(self):
+        if not self.options.mlx:
+            return {"status": 0, "result": "not run: no MLX was given"}
+        jobs = [[script, *names.split()] for script, names in MLX_JOBS]
+        checkpoint = "mlx_gpu_checkpoint.py"
+        if self.options.model:
+            jobs += [[checkpoint, self.options.model, *names.split()] for names in CHECKPOINT_JOBS]
+        with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+            outputs = list(pool.map(
+                lambda job: run([self.options.mlx, str(HERE / "tests/cuda" / job[0]), *job[1:]]), jobs))
+        checks, failed = [], []
+        for job, (text, status) in zip(jobs, outputs):
+            checks += re.findall(r"^(ok|FAILED) (\w+) \([\d.]+ s\): (.*)$", text, re.M)
+            if status != 0:
+                failed.append(f"{job[0]}: status {status}: {text[-600:]}")
+        seen = {name for _, name, _ in checks}
+        for script in {job[0] for job in jobs}:
+            source = (HERE / "tests/cuda" / script).read_text()
+            missing = set(re.findall(r"^@check\ndef (\w+)", source, re.M)) - seen
+            if missing:
+                failed.append(f"{script}: without a result: {', '.join(sorted(missing))}")
+        if not self.options.model:
+            checks.append(("not run", checkpoint, "no checkpoint was given"))
+        return {"status": int(bool(failed)), "checks": checks, "tail": "\n".join(failed)}
+
+    def models(self):
+        if not self.options.mlx:
+            return {"status": 0, "result": "not run: no MLX was given"}
+        points, failed = [], []
+        for model in ("smollm2", "minicpm5", "llama8b"):
+            text, status = run([self.options.mlx, str(HERE / "bench/mlx_gpu.py"), "run", model],
+                               timeout=160)
+            points += json_lines(text)
+            if status != 0:
+                failed.append(f"{model}: status {status}: {text[-300:]}")
+        return {"status": int(bool(failed)), "points": points, "tail": "\n".join(failed)}
+
     def peers(self):
         points = []
         try:
@@ -235,7 +286,18 @@ def tinygemm_times():
 
 
 STAGES = ("facts", "check", "pack", "random", "vectors", "decode", "prefill", "linear", "segments",
-          "cliffs", "peers")
+          "cliffs", "peers", "torch", "mlx", "models")
+# Checks of one script that run in a process of their own, side by side: MLX compiles for minutes.
+MLX_JOBS = (
+    ("mlx_gpu.py", "device linear_bits linear_epilogues swiglu_and_mlp_bits layouts"),
+    ("mlx_gpu.py", "whole_layers small_models f32_models batches lora"),
+    ("mlx_gpu.py", "chain_of_80 threads_and_streams unpack_and_parts gradients mixed_types"),
+    ("mlx_gpu.py", "one_billion equal_to_mlx"),
+    ("mlx_gpu_caches.py", ""),
+)
+CHECKPOINT_JOBS = ("greedy_text logits rotating_cache",
+                   "saved_prompt_cache batch_generation speculative_decoding lora_and_saving",
+                   "quantized_cache commands server")
 
 
 def command_run(options):
@@ -344,6 +406,18 @@ def command_report(options):
         rows = [[p.get("peer"), p.get("shape", ""), p.get("M", ""), p.get("us", p.get("not_run"))]
                 for p in stages["peers"]["points"]]
         text.append(table(rows, ["peer", "shape", "M", "µs"]))
+    if "torch" in stages:
+        text.append(f"\n## Python\n\n`tests/torch/test_torch_cuda.py`: {stages['torch']['result']}\n")
+    if "mlx" in stages:
+        text.append("\n## qmlp.mlx, checks\n")
+        text.append(stages["mlx"].get("result") or table(
+            [[name, word, detail] for word, name, detail in stages["mlx"]["checks"]],
+            ["check", "", "what it found"]))
+    if "models" in stages:
+        text.append("\n## Whole models in MLX\n")
+        text.append(stages["models"].get("result") or table(
+            [[p["model"], p["part"], p["side"], p["ms"]] for p in stages["models"]["points"]],
+            ["model", "", "", "ms"]))
     target = pathlib.Path(options.to)
     target.with_suffix(".json").write_text(json.dumps(stages, indent=1) + "\n")
     target.with_suffix(".md").write_text("\n".join(text))
@@ -374,7 +448,9 @@ def main():
     r.add_argument("--commit", default="unknown")
     r.add_argument("--seconds", type=int, default=100, help="of the stage random")
     r.add_argument("--processes", type=int, default=8, help="of the stage random, side by side")
-    r.add_argument("--mlx", help="a Python whose MLX has a CUDA backend")
+    r.add_argument("--mlx", help="a Python whose MLX has a CUDA backend, with qmlp for the last stages")
+    r.add_argument("--python", default=sys.executable, help="a Python with torch and qmlp")
+    r.add_argument("--model", help="an MLX checkpoint's folder, for the stage mlx")
     r.add_argument("stages", nargs="*", choices=[*STAGES, []], metavar="STAGE")
     r.set_defaults(command=command_run)
     p = commands.add_parser("report")
