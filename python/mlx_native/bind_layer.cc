@@ -72,14 +72,16 @@ nb::object run(const Layer& layer, const array& x, bool cached, const nb::object
                         std::move(made->rows));
 }
 
-// Whether a layer's modules and their arrays are those that its op was made of. The objects are
-// borrowed: who holds this holds them too.
+// Whether a layer's modules, their arrays and their numbers are those that its op was made of. The
+// modules are borrowed: who holds this holds them too.
 class Guard {
  public:
   enum Answer { kSame, kChanged, kTraced };
 
-  // places: (container, name, module); sources: (module, name), with the arrays' ids.
-  Guard(const nb::list& places, const nb::list& sources, const nb::list& ids) {
+  // places: (container, name, module); sources: (module, name), with the arrays' ids, 0 for those
+  // that are absent; numbers: (module, name, value).
+  Guard(const nb::list& places, const nb::list& sources, const nb::list& ids,
+        const nb::list& numbers) {
     for (nb::handle place : places) {
       const nb::handle module = place[2];
       modules_.push_back({place[0].ptr(), nb::borrow(place[1]), module.ptr(), module.type().ptr()});
@@ -88,6 +90,9 @@ class Guard {
     for (nb::handle source : sources) {
       arrays_.push_back(
           {source[0].ptr(), nb::borrow(source[1]), nb::cast<std::uintptr_t>(ids[i++])});
+    }
+    for (nb::handle number : numbers) {
+      numbers_.push_back({number[0].ptr(), nb::borrow(number[1]), nb::borrow(number[2])});
     }
   }
 
@@ -98,10 +103,21 @@ class Guard {
     }
     for (const Source& source : arrays_) {
       const nb::handle now = PyDict_GetItemWithError(source.module, source.name.ptr());
+      if (source.id == 0) {
+        if (now.is_valid() && !now.is_none()) return kChanged;
+        continue;
+      }
       if (!now.is_valid() || !nb::isinstance<array>(now)) return kChanged;
       const array& a = *nb::inst_ptr<array>(now);
       if (a.is_tracer()) return kTraced;
       if (a.id() != source.id) return kChanged;
+    }
+    for (const Number& number : numbers_) {
+      PyObject* const now = PyObject_GetAttr(number.module, number.name.ptr());
+      if (now == nullptr) PyErr_Clear();
+      const bool same = now == number.value.ptr();
+      Py_XDECREF(now);
+      if (!same) return kChanged;
     }
     return kSame;
   }
@@ -118,15 +134,20 @@ class Guard {
     nb::object name;
     std::uintptr_t id;
   };
+  struct Number {
+    PyObject* module;
+    nb::object name, value;  // a number is another object once it was set
+  };
   std::vector<Place> modules_;
   std::vector<Source> arrays_;
+  std::vector<Number> numbers_;
 };
 
 }  // namespace
 
 void bind_layer(nb::module_& m) {
   nb::class_<Guard>(m, "Guard")
-      .def(nb::init<const nb::list&, const nb::list&, const nb::list&>())
+      .def(nb::init<const nb::list&, const nb::list&, const nb::list&, const nb::list&>())
       .def("check", &Guard::check)
       .def("__deepcopy__", [](const nb::object&, const nb::object&) { return nb::none(); });
   // A cache that is copied shares its arrays with the copy, so neither goes on in place: what the

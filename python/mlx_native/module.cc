@@ -7,6 +7,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "../native/gil.h"
 #include "bind_layer.h"
 #include "gpu.h"
 #include "ops.h"
@@ -103,21 +104,21 @@ NB_MODULE(_mlx, m) {
   // Takes an array, to see that MLX's arrays are known here.
   m.def("probe", [](const array& a) { return static_cast<std::int64_t>(a.size()); });
   m.def("pack", &pack, "parts"_a, "formats"_a, "activation"_a,
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<qmlp_python::GilReleased>());
   m.def("quantized_linear", &quantized_linear, "x"_a, "weight"_a, "linear_bias"_a.none(),
-        "residual"_a.none(), "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+        "residual"_a.none(), "stream"_a.none(), nb::call_guard<qmlp_python::GilReleased>());
   m.def("fused_swiglu", &fused_swiglu, "x"_a, "gate_up"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
-        "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+        "stream"_a.none(), nb::call_guard<qmlp_python::GilReleased>());
   m.def("fused_mlp", &fused_mlp, "x"_a, "gate_up"_a, "down"_a, "gate_bias"_a.none(),
         "up_bias"_a.none(), "down_bias"_a.none(), "residual"_a.none(), "stream"_a.none(),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<qmlp_python::GilReleased>());
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "stream"_a.none(),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<qmlp_python::GilReleased>());
   m.def("rope", &rope, "x"_a, "inv_freqs"_a, "dims"_a, "traditional"_a, "base"_a, "scale"_a,
-        "offset"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+        "offset"_a, "stream"_a.none(), nb::call_guard<qmlp_python::GilReleased>());
   m.def("dequantize_rows", &dequantize_rows, "codes"_a, "scales"_a, "biases"_a, "bits"_a,
-        "group_size"_a, "stream"_a.none(), nb::call_guard<nb::gil_scoped_release>());
+        "group_size"_a, "stream"_a.none(), nb::call_guard<qmlp_python::GilReleased>());
   m.def("unpack", &unpack, "weight"_a, "ids"_a.none(), "stream"_a.none(),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<qmlp_python::GilReleased>());
   bind_layer(m);
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "gil.h"
 #include "qmlp/c_api.h"
 
 namespace qmlp_python {
@@ -39,7 +40,7 @@ inline qmlp_quant_spec spec_of(const SpecTuple& spec) {
 // The status of a call of the library, made while other Python threads run.
 template <class Call>
 qmlp_status without_gil(Call call) {
-  const nanobind::gil_scoped_release release;
+  const GilReleased released;
   return call();
 }
 

@@ -28,10 +28,15 @@ namespace {
 using Array = nb::ndarray<nb::ro>;
 using MutableArray = nb::ndarray<>;
 
-// Raised when an array's strides do not make a matrix; the caller copies and tries again.
+// Raised when an array's strides do not make a matrix; the caller copies and tries again. Says
+// which array it is.
 class NeedsCopy : public std::exception {
  public:
-  const char* what() const noexcept override { return "strides do not make a matrix"; }
+  explicit NeedsCopy(const char* name) noexcept : name_(name) {}
+  const char* what() const noexcept override { return name_; }
+
+ private:
+  const char* name_;
 };
 
 // The matrix that an array of any rank is when its leading axes are one: [..., cols].
@@ -54,17 +59,17 @@ Matrix matrix_of(const char* name, const AnyArray& array) {
   }
   matrix.row_stride = matrix.cols;
   if (matrix.rows == 0 || matrix.cols == 0) return matrix;
-  if (matrix.cols > 1 && array.stride(last) != 1) throw NeedsCopy();
+  if (matrix.cols > 1 && array.stride(last) != 1) throw NeedsCopy(name);
   // Axes of length 1 may have any stride.
   std::int64_t expected = 0;
   for (std::size_t i = last; i-- > 0;) {
     if (array.shape(i) == 1) continue;
     const std::int64_t stride = array.stride(i);
     if (expected == 0) {
-      if (stride < matrix.cols) throw NeedsCopy();
+      if (stride < matrix.cols) throw NeedsCopy(name);
       matrix.row_stride = stride;
     } else if (stride != expected) {
-      throw NeedsCopy();
+      throw NeedsCopy(name);
     }
     expected = stride * static_cast<std::int64_t>(array.shape(i));
   }
@@ -72,10 +77,12 @@ Matrix matrix_of(const char* name, const AnyArray& array) {
 }
 
 template <class AnyArray>
-std::pair<const void*, std::size_t> contiguous_bytes(const AnyArray& array) {
+std::pair<const void*, std::size_t> contiguous_bytes(const char* name, const AnyArray& array) {
   std::int64_t expected = 1;
   for (std::size_t i = array.ndim(); i-- > 0;) {
-    if (array.shape(i) != 1 && array.stride(i) != expected && array.size() != 0) throw NeedsCopy();
+    if (array.shape(i) != 1 && array.stride(i) != expected && array.size() != 0) {
+      throw NeedsCopy(name);
+    }
     expected *= static_cast<std::int64_t>(array.shape(i));
   }
   return {array.data(), array.nbytes()};
@@ -85,9 +92,9 @@ qmlp_tensor tensor_of(const Array& codes, const std::optional<Array>& scales,
                       const std::optional<Array>& biases, std::int64_t N, std::int64_t K,
                       const SpecTuple& spec) {
   qmlp_tensor tensor = {};
-  std::tie(tensor.codes, tensor.codes_bytes) = contiguous_bytes(codes);
-  if (scales) std::tie(tensor.scales, tensor.scales_bytes) = contiguous_bytes(*scales);
-  if (biases) std::tie(tensor.biases, tensor.biases_bytes) = contiguous_bytes(*biases);
+  std::tie(tensor.codes, tensor.codes_bytes) = contiguous_bytes("codes", codes);
+  if (scales) std::tie(tensor.scales, tensor.scales_bytes) = contiguous_bytes("scales", *scales);
+  if (biases) std::tie(tensor.biases, tensor.biases_bytes) = contiguous_bytes("biases", *biases);
   tensor.N = N;
   tensor.K = K;
   tensor.spec = spec_of(spec);
@@ -128,7 +135,7 @@ qmlp_mutable_matrix view_of(const char* name, const MutableArray& array, int dty
 }
 const void* bias_of(const char* name, const std::optional<Array>& bias, std::int64_t N) {
   if (!bias) return nullptr;
-  const auto [data, bytes] = contiguous_bytes(*bias);
+  const auto [data, bytes] = contiguous_bytes(name, *bias);
   if (bias->ndim() != 1 || static_cast<std::int64_t>(bias->shape(0)) != N) {
     refuse(std::string(name) + " has " + std::to_string(bias->size()) + " values in " +
            std::to_string(bias->ndim()) + " axes, needs [" + std::to_string(N) + "]");
@@ -296,12 +303,12 @@ void bind_weights(nb::module_& m) {
           const qmlp_quant_spec to = spec_of(spec);
           std::size_t codes_bytes = 0, scales_bytes = 0;
           check(qmlp_quant_sizes(N, K, &to, &codes_bytes, &scales_bytes));
-          const auto [from, from_bytes] = contiguous_bytes(w);
+          const auto [from, from_bytes] = contiguous_bytes("w", w);
           if (w.dtype() != nb::dtype<float>() ||
               from_bytes / sizeof(float) / static_cast<size_t>(K) != static_cast<size_t>(N) ||
-              contiguous_bytes(codes).second != codes_bytes ||
-              contiguous_bytes(scales).second != scales_bytes ||
-              contiguous_bytes(biases).second != scales_bytes) {
+              contiguous_bytes("codes", codes).second != codes_bytes ||
+              contiguous_bytes("scales", scales).second != scales_bytes ||
+              contiguous_bytes("biases", biases).second != scales_bytes) {
             throw CallError{QMLP_INTERNAL, "quantize: buffers of the wrong size"};
           }
           check(without_gil([&] {
@@ -421,10 +428,22 @@ void bind_ops(nb::module_& m) {
   // A bfloat16 array's 16-bit patterns as a NumPy view of the same memory, which NumPy's own
   // from_dlpack refuses.
   m.def("bf16_patterns", [](const nb::object& owner) {
-    const Array array = nb::cast<Array>(owner);
-    if (array.dtype().code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) ||
-        array.dtype().bits != 16) {
-      throw nb::type_error("the array is not bfloat16");
+    Array array;
+    if (!nb::try_cast<Array>(owner, array)) {
+      throw nb::type_error("it gives no DLPack data with 0 to 64 axes");
+    }
+    if (array.dtype() !=
+        nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1}) {
+      throw nb::type_error("its data is not bfloat16");
+    }
+    // The object said where it is; its data is read wherever that says it is.
+    if (array.device_type() != nb::device::cpu::value &&
+        array.device_type() != nb::device::cuda_host::value &&
+        array.device_type() != nb::device::cuda_managed::value) {
+      throw nb::type_error("its data is not in the CPU's memory");
+    }
+    for (std::size_t i = 0; i < array.ndim(); ++i) {
+      if (array.shape(i) > INT64_MAX) throw nb::value_error("it has an axis of negative length");
     }
     std::vector<std::size_t> shape(array.ndim());
     std::vector<std::int64_t> strides(array.ndim());
@@ -452,11 +471,13 @@ void bind_errors(nb::module_& m) {
     try {
       std::rethrow_exception(pointer);
     } catch (const CallError& error) {
-      try {
-        nb::module_::import_("qmlp._errors").attr("_raise")(error.status, error.message);
-      } catch (nb::python_error& raised) {
-        raised.restore();
-      }
+      // Runs no Python code: a thread that lost the GIL there while the interpreter finalizes would
+      // be unwound through nanobind (gil.h).
+      const nb::object kinds = nb::module_::import_("qmlp._errors").attr("_BY_STATUS");
+      const bool known =
+          error.status > 0 && static_cast<std::size_t>(error.status) < nb::len(kinds);
+      const nb::object kind = kinds[known ? static_cast<int>(error.status) : 0];
+      PyErr_SetString(kind.ptr(), error.message.c_str());
     }
   });
 }
@@ -466,6 +487,14 @@ void bind_errors(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace qmlp_python;
+  // nanobind's types and functions belong to the interpreter that imported them first; a call in
+  // another one would wait for ever.
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    throw nb::import_error(
+        "qmlp works in a process's main interpreter only, this is a subinterpreter (under "
+        "mod_wsgi: "
+        "WSGIApplicationGroup %{GLOBAL})");
+  }
   // Weights in module globals live until the interpreter is gone; the library prints nothing.
   nb::set_leak_warnings(false);
   bind_errors(m);

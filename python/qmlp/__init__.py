@@ -32,6 +32,7 @@ from ._plans import (
     QuantSpec,
     Support,
     SwigluProblem,
+    _whole,
     dispatch_counts,
     explain,
     reset_dispatch_counts,
@@ -50,9 +51,12 @@ def num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Sets the threads of later calls, 1 to 1024; 0 takes the default (affinity mask and cgroup).
 
-    Never changes a result. Raises ValueError for another number. QMLP_THREADS sets it at import.
+    Never changes a result. Raises ValueError for another number, TypeError for what is none,
+    DeviceError when the system starts no more threads. QMLP_THREADS sets it at import.
     """
-    _native.set_num_threads(count)
+    if not 0 <= _whole("count", count, 63) <= 1024:
+        raise InvalidArgumentError(f"count is {count}, needs 1 to 1024, or 0 for the default")
+    _native.set_num_threads(int(count))
 
 
 def get_include() -> str:
@@ -72,7 +76,7 @@ def _start() -> None:
     text = _os.environ.get("QMLP_THREADS")
     if text is not None and text.strip():
         try:
-            _native.set_num_threads(int(text))
+            set_num_threads(int(text))
         except ValueError:
             raise InvalidArgumentError(
                 f"QMLP_THREADS is {text!r}, needs a number from 1 to 1024") from None

@@ -72,11 +72,27 @@ class NumpyBackend:
     def native(self, x: numpy.ndarray) -> numpy.ndarray:
         return x.view(numpy.uint16) if _numpy_codes.get(x.dtype) == BF16 else x
 
+    def aligned(self, x: Any) -> bool:
+        """Whether the elements lie at multiples of their size, as fields of a record may not."""
+        return x.flags.aligned
+
     def contiguous(self, x: numpy.ndarray) -> numpy.ndarray:
-        return numpy.ascontiguousarray(x)
+        """Aligned too."""
+        return numpy.ascontiguousarray(x) if x.flags.aligned else x.copy(order="C")
 
     def writable(self, x: numpy.ndarray) -> bool:
         return x.flags.writeable
+
+    def negated(self, x: Any) -> bool:
+        """Whether x's memory holds its values with the other sign: see TorchBackend."""
+        return False
+
+    def freed(self, x: Any) -> bool:
+        """Whether x has elements but no memory."""
+        return False
+
+    def written(self, x: Any) -> None:
+        """Says to the library that x is written."""
 
     def empty(self, shape: Sequence[int], code: int, like: Any) -> numpy.ndarray:
         return numpy.empty(shape, self.dtype_object(code))
@@ -99,6 +115,10 @@ class NumpyBackend:
         """Whether the call has to be one of torch's ops: see TorchBackend."""
         return False
 
+    def tangent(self, *arrays: Any) -> bool:
+        """Whether an array carries a derivative of forward mode."""
+        return False
+
     def on_host(self, x: numpy.ndarray) -> numpy.ndarray:
         """As NumPy, bfloat16 as its patterns; a copy for what is on a GPU."""
         return self.native(x)
@@ -107,18 +127,28 @@ class NumpyBackend:
         return x
 
     def to_f32(self, x: numpy.ndarray) -> numpy.ndarray:
-        return numpy.ascontiguousarray(x, dtype=numpy.float32)
+        return numpy.require(x, numpy.float32, ("C", "A"))
 
     def from_f32(self, x: numpy.ndarray, code: int, like: Any) -> numpy.ndarray:
         return x if code == F32 else x.astype(self.dtype_object(code))
 
     def codes(self, x: numpy.ndarray) -> numpy.ndarray:
-        if x.dtype not in (numpy.uint32, numpy.int32, numpy.uint8):
-            raise TypeError(f"codes are {x.dtype!r}, needs uint32 (or int32, uint8) words")
+        if x.dtype not in (numpy.uint32, numpy.int32):
+            raise TypeError(f"codes are {x.dtype!r}, needs uint32 (or int32) words")
         return x
 
     def result(self, x: numpy.ndarray) -> numpy.ndarray:
         return x
+
+
+def _version_bump(torch: Any) -> Any:
+    """What tells autograd that tensors are written, for a tuple of them."""
+    bump = torch._C._increment_version
+    try:
+        bump(())
+    except TypeError:  # before torch 2.6 or so it takes one tensor
+        return lambda tensors: [bump(tensor) for tensor in tensors]
+    return bump
 
 
 class TorchBackend:
@@ -138,6 +168,11 @@ class TorchBackend:
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
             lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
         self.num_modes = getattr(torch._C, "_len_torch_dispatch_stack", None) or (lambda: 0)
+        self.tracing = torch._C._is_tracing
+        # The innermost transform of torch.func, or None.
+        self.transform = torch._C._functorch.peek_interpreter_stack
+        self.forward_ad = torch.autograd.forward_ad
+        self.bump_versions = _version_bump(torch)
 
     def dtype(self, x: Any) -> int:
         code = self.codes_of_dtype.get(x.dtype)
@@ -164,11 +199,26 @@ class TorchBackend:
         x = x.detach()
         return x.view(self.torch.int32) if x.dtype == self.word else x
 
+    def aligned(self, x: Any) -> bool:
+        return x.data_ptr() % x.element_size() == 0
+
     def contiguous(self, x: Any) -> Any:
-        return x.detach().contiguous()
+        x = x.detach().contiguous()
+        return x if self.aligned(x) else x.clone()
 
     def writable(self, x: Any) -> bool:
         return True
+
+    def negated(self, x: Any) -> bool:
+        """Whether torch's negative bit is set. The conjugate bit needs no look: only complex types, which
+        are refused, have it."""
+        return isinstance(x, self.torch.Tensor) and x.is_neg()
+
+    def freed(self, x: Any) -> bool:
+        return x.data_ptr() == 0 and x.numel() != 0
+
+    def written(self, x: Any) -> None:
+        self.bump_versions((x,))
 
     def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
@@ -177,10 +227,10 @@ class TorchBackend:
         return self.torch.empty(shape, dtype=self.word, device=like.device)
 
     def host_empty(self, shape: Sequence[int], code: int) -> Any:
-        return self.torch.empty(shape, dtype=self.dtypes[code])
+        return self.torch.empty(shape, dtype=self.dtypes[code], device="cpu")
 
     def host_words(self, shape: Sequence[int]) -> Any:
-        return self.torch.empty(shape, dtype=self.word)
+        return self.torch.empty(shape, dtype=self.word, device="cpu")
 
     def memory(self, x: Any) -> tuple[int, int]:
         return x.data_ptr(), x.numel() * x.element_size()
@@ -208,16 +258,35 @@ class TorchBackend:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device=like.device)
 
     def traced(self, *arrays: Any) -> bool:
-        """Whether the call has to be one of torch's ops (qmlp.torch): under torch.compile and other
-        modes that see ops, for subclasses such as fake tensors, and where a gradient is wanted."""
+        """Whether the call has to be one of torch's ops (qmlp.torch): under torch.compile, torch.jit.trace,
+        torch.func and other modes that see ops, for subclasses such as fake tensors, and where a
+        derivative is wanted."""
         torch = self.torch
-        if torch.compiler.is_compiling() or self.num_modes():
+        if (torch.compiler.is_compiling() or self.num_modes() or self.tracing()
+                or self.transform() is not None
+                or self.forward_ad._current_level >= 0 and self.tangent(*arrays)):
             return True
         grad = torch.is_grad_enabled()
         return any(
             isinstance(array, torch.Tensor)
             and (type(array) not in self.plain or (grad and array.requires_grad))
             for array in arrays)
+
+    def tangent(self, *arrays: Any) -> bool:
+        return self.forward_ad._current_level >= 0 and any(map(self._is_dual, arrays))
+
+    def _is_dual(self, array: Any) -> bool:
+        functorch = self.torch._C._functorch
+        while isinstance(array, self.torch.Tensor) and functorch.is_batchedtensor(array):
+            array = functorch.get_unwrapped(array)
+        return (isinstance(array, self.torch.Tensor)
+                and self.forward_ad.unpack_dual(array).tangent is not None)
+
+    def below(self, array: Any) -> Any:
+        """What a transform of torch.func has wrapped, None for other tensors."""
+        functorch = self.torch._C._functorch
+        wrapped = functorch.is_batchedtensor(array) or functorch.is_gradtrackingtensor(array)
+        return functorch.get_unwrapped(array) if wrapped else None
 
     def to_f32(self, x: Any) -> numpy.ndarray:
         return x.detach().to(device="cpu", dtype=self.torch.float32).contiguous().numpy()
@@ -235,8 +304,8 @@ class TorchBackend:
         return x.to(like.device)
 
     def codes(self, x: Any) -> Any:
-        if x.dtype not in (self.word, self.torch.int32, self.torch.uint8):
-            raise TypeError(f"codes are {x.dtype}, needs uint32 (or int32, uint8) words")
+        if x.dtype not in (self.word, self.torch.int32):
+            raise TypeError(f"codes are {x.dtype}, needs uint32 (or int32) words")
         return x
 
     def result(self, x: Any) -> Any:
@@ -261,6 +330,10 @@ class CupyBackend(NumpyBackend):
 
     def synchronize(self, ordinal: int) -> None:
         self.cupy.cuda.get_current_stream(ordinal).synchronize()
+
+    def aligned(self, x: Any) -> bool:
+        item = x.dtype.itemsize
+        return not (x.data.ptr % item or any(stride % item for stride in x.strides))
 
     def contiguous(self, x: Any) -> Any:
         with x.device:
@@ -288,7 +361,8 @@ class CupyBackend(NumpyBackend):
         fits = x.ndim == 2 or flat.base is not None and flat.data.ptr == x.data.ptr
         item = x.dtype.itemsize
         row = flat.strides[0] // item if flat.shape[0] > 1 else columns
-        if not fits or (columns > 1 and flat.strides[1] != item) or row < columns:
+        if (not fits or (columns > 1 and flat.strides[1] != item) or row < columns
+                or not self.aligned(flat)):
             if not copy:
                 raise StridesError
             flat, row = self.contiguous(x), columns
@@ -418,7 +492,7 @@ def resolve(x: Any) -> tuple[Any, Any]:
         return _numpy, x
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return torch_backend(), x
+        return torch_backend(), x.resolve_neg() if x.is_neg() else x
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         global _cupy
@@ -432,6 +506,8 @@ def resolve(x: Any) -> tuple[Any, Any]:
             return _cuda_dlpack(x)
         if place[0] not in (1, 3, 13):  # kDLCPU, pinned memory, unified memory
             raise TypeError(f"{type(x).__name__} is on DLPack device {place}, needs a cpu or CUDA")
+        if type(x).__module__ == "mlx.core":
+            _refuse_traced(x)
         return DlpackBackend(x), _numpy_view(x)
     try:
         return _numpy, numpy.asarray(memoryview(x))
@@ -439,6 +515,12 @@ def resolve(x: Any) -> tuple[Any, Any]:
         raise TypeError(
             f"{type(x).__name__} is no array: needs NumPy, torch, CuPy, DLPack or a buffer"
         ) from None
+
+
+def no_forward_mode(op: str) -> str:
+    """What is said of a tensor with a tangent."""
+    return (f"{op}: a tensor has a tangent of forward-mode AD, which the op does not differentiate: needs "
+            "reverse mode")
 
 
 def _cuda_dlpack(x: Any) -> tuple[Any, Any]:
@@ -472,15 +554,39 @@ def same_library(backend: Any, x: Any, name: str) -> Any:
 
 def _numpy_view(x: Any) -> numpy.ndarray:
     try:
-        return numpy.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError) as error:
-        # Before NumPy learns bfloat16: its patterns, under ml_dtypes' name.
-        if "bfloat16" in str(getattr(x, "dtype", "")):
-            from . import _native
+        try:
+            return numpy.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError):
+            # Before NumPy learns bfloat16: its patterns, under ml_dtypes' name.
+            if "bfloat16" not in str(getattr(x, "dtype", "")):
+                raise
+        from . import _native
 
-            return _native.bf16_patterns(x).view(_bfloat16())
+        patterns = _native.bf16_patterns(x)
+    except (BufferError, RuntimeError, SystemError, TypeError, ValueError) as error:
         raise TypeError(f"{type(x).__name__} cannot be read through DLPack: {error}") from None
+    return patterns.view(_bfloat16())
 
 
-__all__ = ["CPU", "CUDA", "HOST", "Device", "StridesError", "device_name", "release_caches",
-           "resolve", "same_library", "torch_backend"]
+# qmlp.mlx's own question, once it is asked.
+_mlx_array_id: Any = None
+
+
+def _refuse_traced(x: Any) -> None:
+    """Refuses an mx.array that stands for another in mx.grad, mx.vmap or mx.compile. In some of them its
+    numbers could be read, and its gradient would silently be zero. Only qmlp.mlx can tell."""
+    global _mlx_array_id
+    if _mlx_array_id is None:
+        try:
+            from .mlx._load import native
+        except ImportError:
+            _mlx_array_id = id
+        else:
+            _mlx_array_id = native.array_id
+    if _mlx_array_id(x) < 0:
+        raise TypeError("an array is traced by mx.grad, mx.vmap or mx.compile, which see the ops of "
+                        "qmlp.mlx only: needs those")
+
+
+__all__ = ["CPU", "CUDA", "HOST", "Device", "StridesError", "device_name", "no_forward_mode",
+           "release_caches", "resolve", "same_library", "torch_backend"]

@@ -24,6 +24,8 @@ class _Call:
         if x.ndim == 0 or x.shape[-1] != weight.K:
             raise ValueError(f"{op}: x is {list(x.shape)}, needs [..., {weight.K}]")
         self.device = backend.device(x)
+        if backend.freed(x):
+            raise ValueError(f"{op}: x's memory was freed, needs {list(x.shape)} elements")
         if self.device != weight._device:
             raise ValueError(f"{op}: x is on {_arrays.device_name(self.device)}, the weight on "
                              f"{weight.device}: need one device")
@@ -46,14 +48,22 @@ class _Call:
         if device != self.device:
             raise ValueError(f"{self.op}: {name} is on {_arrays.device_name(device)}, x on "
                              f"{_arrays.device_name(self.device)}: need one device")
+        if self.backend.freed(array):
+            raise ValueError(f"{self.op}: {name}'s memory was freed, needs {list(shape)} elements")
         return array
 
     def output(self, out: Any, name: str, shape: tuple[int, ...]) -> Any:
         if out is None:
             return self.backend.empty(shape, self.code, self.x)
+        if self.backend.negated(out):
+            raise ValueError(f"{self.op}: {name} has torch's negative bit set, needs a tensor without it")
         array = self.other(out, name, shape)
         if not self.backend.writable(array):
             raise ValueError(f"{self.op}: {name} is read-only, needs to be writable")
+        if not self.backend.aligned(array):
+            raise ValueError(f"{self.op}: {name} has elements that are not at multiples of their size, "
+                             "needs an aligned array")
+        self.backend.written(array)
         return array
 
     def on_cpu(self, function: Any, *handles: Any, sizes: tuple[int, ...] = (),
@@ -61,10 +71,12 @@ class _Call:
         """Calls with views; when an input's strides make no matrix, once more with its copy."""
         backend = self.backend
 
+        def view(array: Any) -> Any:
+            return backend.native(array if backend.aligned(array) else backend.contiguous(array))
+
         def call(x: Any, *others: Any) -> None:
-            views = [None if array is None else backend.native(array) for array in others]
-            function(*handles, self.code, *sizes, backend.native(x), backend.native(out), *views,
-                     *taps)
+            views = [None if array is None else view(array) for array in others]
+            function(*handles, self.code, *sizes, view(x), backend.native(out), *views, *taps)
 
         try:
             call(self.x, *inputs)
@@ -72,8 +84,8 @@ class _Call:
             try:
                 call(backend.contiguous(self.x),
                      *(None if array is None else backend.contiguous(array) for array in inputs))
-            except _native.NeedsCopy:
-                raise self.bad_strides("out") from None
+            except _native.NeedsCopy as error:
+                raise self.bad_strides(str(error)) from None
 
     def bad_strides(self, name: str) -> ValueError:
         return ValueError(f"{self.op}: {name} has strides that make no matrix, needs contiguous rows "
@@ -117,10 +129,23 @@ def _start(op: str, backend: Any, array: Any, weight: Weight,
     return _Call(op, array, weight, backend), weight
 
 
+# The arrays of a call, in the order in which `_traced` gets them.
+_NAMES = {
+    "quantized_linear": ("x", "linear_bias", "residual", "out"),
+    "fused_swiglu": ("x", "gate_bias", "up_bias", "out", "gate_tap"),
+    "fused_mlp": ("x", "gate_bias", "up_bias", "down_bias", "residual", "out"),
+}
+
+
 def _traced(op: str, backend: Any, weight: Any, arrays: tuple[Any, ...], *writes: Any) -> bool:
     """Whether torch has to see the call as an op of its own (`TorchBackend.traced`)."""
     if not backend.traced(*arrays, *writes):
         return False
+    for name, array in zip(_NAMES[op], (*arrays, *writes), strict=True):
+        if array is not None and not isinstance(array, backend.torch.Tensor):
+            raise TypeError(f"{op}: {name} is a {type(array).__name__}, x is of torch: give one library's")
+    if backend.tangent(*arrays, *writes):
+        raise NotImplementedError(_arrays.no_forward_mode(op))
     if not isinstance(weight, PackedWeight):
         raise TypeError(f"{op}: weight is a {type(weight).__name__}, needs a PackedWeight where torch "
                         "traces the call or wants a gradient")
@@ -137,8 +162,8 @@ def quantized_linear(
     docs/numerics.md section 4 says.
 
     x: f32, f16 or bf16, the weight's activation type, on the weight's device; any rank from 1. Read in
-    place when its rows are contiguous and one stride apart, copied otherwise. weight: from `qmlp.pack`;
-    a QuantizedTensor is packed for this call alone, which costs far more than the call.
+    place when its rows are contiguous, aligned and one stride apart, copied otherwise. weight: from
+    `qmlp.pack`; a QuantizedTensor is packed for this call alone, which costs far more than the call.
     out: an array to write into; may be `residual` itself, may not overlap x.
 
     Returns an array of x's library (or `out`). On a CUDA device the call is asynchronous on the
@@ -183,8 +208,12 @@ def fused_swiglu(
 
     gate: `qmlp.pack(gate, up)`; or gate and up as two QuantizedTensors, packed for this call alone.
     gate_bias, up_bias: linear biases [intermediate]. gate_tap: receives the gate projection.
-    The result has the bits of the separate calls. Otherwise as `quantized_linear`.
+    gate_tap may not overlap another argument. The result has the bits of the separate calls, unless gate
+    and up were packed with precision="wide", which rounds once. Otherwise as `quantized_linear`.
     """
+    if up is not None and not isinstance(gate, QuantizedTensor):
+        raise TypeError(f"fused_swiglu: up is a {type(up).__name__} beside a gate that is a "
+                        f"{type(gate).__name__}, needs two QuantizedTensors or one PackedWeight")
     if _torch_calls.compiling():
         return _torch_calls.op("swiglu")(x, gate, gate_bias, up_bias, gate_tap, out)
     if type(x) is _torch_calls.Tensor:
@@ -224,7 +253,8 @@ def fused_mlp(
     """out[..., N] = (silu(x * gate^T) * (x * up^T)) * down^T (+ down_bias) (+ residual).
 
     gate_up: `qmlp.pack(gate, up)`; down: `qmlp.pack(down)`, for the same activation type. The result
-    has the bits of `fused_swiglu` and `quantized_linear` in turn. Otherwise as `quantized_linear`.
+    has the bits of `fused_swiglu` and `quantized_linear` in turn. out may overlap x, which has been read
+    when it is written. Otherwise as `quantized_linear`.
     """
     if _torch_calls.compiling():
         return _torch_calls.op("mlp")(
@@ -245,9 +275,11 @@ def _mlp(backend: Any, x: Any, gate_up: PackedWeight, down: PackedWeight, gate_b
     call, gate_up = _start("fused_mlp", backend, x, gate_up)
     if not isinstance(down, PackedWeight) or down.is_swiglu:
         raise TypeError("fused_mlp: down is not a packed linear weight: needs qmlp.pack(down)")
-    if down.K != gate_up.N or down.activation != gate_up.activation:
-        raise ValueError(f"fused_mlp: down takes {down.K} {down.activation} features, gate and up give "
-                         f"{gate_up.N} {gate_up.activation}")
+    if down.activation != gate_up.activation:
+        raise TypeError(f"fused_mlp: down is packed for {down.activation}, gate and up for "
+                        f"{gate_up.activation}: need one type")
+    if down.K != gate_up.N:
+        raise ValueError(f"fused_mlp: down takes {down.K} features, gate and up give {gate_up.N}")
     if down._device != gate_up._device:
         raise ValueError(f"fused_mlp: down is on {down.device}, gate and up on {gate_up.device}: need "
                          "one device")

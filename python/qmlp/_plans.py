@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, NamedTuple
 
 from . import _dtypes, _native
+from ._errors import InvalidArgumentError
 
 _ACCUMULATIONS = {None: 0, "f32": 1, "tensor": 2}
 _PRECISIONS = {"match": 0, "wide": 1}
 
 
 def _choice(name: str, value: Any, choices: dict[Any, int]) -> int:
-    if value not in choices:
+    if not isinstance(value, (str, type(None))) or value not in choices:
         words = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} is {value!r}, needs one of {words}")
     return choices[value]
+
+
+def _whole(name: str, value: Any, bits: int = 31) -> int:
+    """A number that the extension module takes. What it means is the library's to check."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, needs a whole number") from None
+    if not -1 << bits <= number < 1 << bits:
+        raise InvalidArgumentError(f"{name} is {number}, needs a number of at most {bits} bits")
+    return number
+
+
+def _text(name: str, value: Any) -> str:
+    """A name for the C interface, where text ends at a NUL and none means the default."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}, needs a str")
+    if not value or "\0" in value:
+        raise InvalidArgumentError(f"{name} is {value!r}, needs a name")
+    return value
+
+
+class Frozen:
+    """An object whose public attributes are set once, by `_set`."""
+
+    __slots__ = ()
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} is immutable, its {name} cannot be set")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable, its {name} cannot be deleted")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +84,10 @@ class QuantSpec:
 
 
 def _spec_tuple(spec: QuantSpec) -> tuple[int, int, int]:
-    return (spec.bits, spec.group_size, _dtypes.code_of(spec.scale_dtype))
+    if not isinstance(spec, QuantSpec):
+        raise TypeError(f"the weight's format is a {type(spec).__name__}, needs a QuantSpec")
+    return (_whole("bits", spec.bits), _whole("group_size", spec.group_size),
+            _dtypes.code_of(spec.scale_dtype))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +107,10 @@ class LinearProblem:
     segments: int = 0
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (self.M_max, self.N, self.K, _spec_tuple(self.weight),
-                _dtypes.code_of(self.activation),
-                _choice("accumulation", self.accumulation, _ACCUMULATIONS), self.segments)
+        return (_whole("M_max", self.M_max, 63), _whole("N", self.N, 63), _whole("K", self.K, 63),
+                _spec_tuple(self.weight), _dtypes.code_of(self.activation),
+                _choice("accumulation", self.accumulation, _ACCUMULATIONS),
+                _whole("segments", self.segments))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +131,24 @@ class SwigluProblem:
     segments: int = 0
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (self.M_max, self.hidden, self.intermediate, _spec_tuple(self.gate),
+        return (_whole("M_max", self.M_max, 63), _whole("hidden", self.hidden, 63),
+                _whole("intermediate", self.intermediate, 63), _spec_tuple(self.gate),
                 _spec_tuple(self.up), _dtypes.code_of(self.activation),
                 _choice("precision", self.precision, _PRECISIONS),
-                _choice("accumulation", self.accumulation, _ACCUMULATIONS), self.segments)
+                _choice("accumulation", self.accumulation, _ACCUMULATIONS),
+                _whole("segments", self.segments))
 
 
 Problem = LinearProblem | SwigluProblem
+
+
+def _by_kind(problem: Problem, linear: Any, swiglu: Any) -> Any:
+    """The extension's function for a problem."""
+    if isinstance(problem, LinearProblem):
+        return linear
+    if isinstance(problem, SwigluProblem):
+        return swiglu
+    raise TypeError(f"problem is a {type(problem).__name__}, needs a LinearProblem or a SwigluProblem")
 
 
 class Support(NamedTuple):
@@ -125,21 +180,21 @@ def supports(problem: Problem, device: str = "cpu") -> Support:
 
     device: "cpu", "cuda", "cuda:N", or the name of a machine that is not here: "portable", "avx2",
     "avx512", "a100", "h200". Where CUDA cannot run (no driver, no GPU, a build without it) the answer is
-    a "no" with reason "no_device". Raises ValueError for another name or number.
+    a "no" with reason "no_device". Raises ValueError for another name or number, TypeError for other
+    types.
     """
-    ask = _native.supports_linear if isinstance(problem, LinearProblem) else (
-        _native.supports_swiglu)
-    return Support(*ask(device, *problem._arguments()))
+    ask = _by_kind(problem, _native.supports_linear, _native.supports_swiglu)
+    return Support(*ask(_text("device", device), *problem._arguments()))
 
 
 def explain(problem: Problem, device: str = "cpu") -> list[KernelVerdict]:
     """Every kernel's answer at M = M_max, fastest first. Arguments as for `supports`."""
-    ask = _native.explain_linear if isinstance(problem, LinearProblem) else _native.explain_swiglu
+    ask = _by_kind(problem, _native.explain_linear, _native.explain_swiglu)
     return [KernelVerdict(name, Support(*answer))
-            for name, answer in ask(device, *problem._arguments())]
+            for name, answer in ask(_text("device", device), *problem._arguments())]
 
 
-class Plan:
+class Plan(Frozen):
     """Which kernels run a problem: one packed layout, one kernel for each range of M. Immutable.
 
     force_kernel: a row of the tables, or an error; force_isa: at most this instruction set of the
@@ -149,22 +204,27 @@ class Plan:
 
     __slots__ = ("problem", "device", "force_kernel", "force_isa", "_handle")
 
+    problem: Problem
+    device: str
+    force_kernel: str | None
+    force_isa: str | None
+
     def __init__(self, problem: Problem, *, device: str = "cpu", force_kernel: str | None = None,
                  force_isa: str | None = None) -> None:
-        make = _native.plan_linear if isinstance(problem, LinearProblem) else _native.plan_swiglu
-        self.problem = problem
-        self.device = device
-        self.force_kernel = force_kernel
-        self.force_isa = force_isa
-        self._handle = make(device, force_kernel, force_isa, *problem._arguments())
+        make = _by_kind(problem, _native.plan_linear, _native.plan_swiglu)
+        for name, given in (("force_kernel", force_kernel), ("force_isa", force_isa)):
+            if given is not None:
+                _text(name, given)
+        self._handle = make(_text("device", device), force_kernel, force_isa, *problem._arguments())
+        self._set(problem=problem, device=device, force_kernel=force_kernel, force_isa=force_isa)
 
     def kernel_name(self, M: int = 1) -> str:
         """The kernel that a call of M tokens runs."""
-        return self._handle.kernel_name(M)
+        return self._handle.kernel_name(_whole("M", M, 63))
 
     def workspace_bytes(self, M: int = 1) -> int:
         """Scratch that a call of M tokens needs."""
-        return self._handle.workspace_bytes(M)
+        return self._handle.workspace_bytes(_whole("M", M, 63))
 
     @property
     def accumulation(self) -> str:

@@ -17,12 +17,19 @@ compiling: Callable[[], bool] = lambda: False
 _dtypes: tuple[Any, ...] = ()
 _raw_stream: Any = None
 _num_modes: Any = None
+_tracing: Any = None
+_transform: Any = None
+_forward_ad: Any = None
+_bump_versions: Any = None
 
 
 def start(backend: Any) -> None:
     """Takes what it needs from the torch backend."""
-    global Tensor, compiling, _dtypes, _raw_stream, _num_modes
+    global Tensor, compiling, _dtypes, _raw_stream, _num_modes, _tracing, _transform, _forward_ad
+    global _bump_versions
     torch = backend.torch
+    _tracing, _transform, _forward_ad = backend.tracing, backend.transform, backend.forward_ad
+    _bump_versions = backend.bump_versions
     _dtypes, _raw_stream, _num_modes = backend.dtypes, backend.raw_stream, backend.num_modes
     compiling = torch.compiler.is_compiling
     Tensor = torch.Tensor
@@ -35,16 +42,30 @@ def op(name: str) -> Any:
     return module._ops_by_name[name]
 
 
+def _seen() -> bool:
+    """Whether something of torch may have to see the call, or differentiates it in forward mode."""
+    return (_transform() is not None or _tracing() or _forward_ad._current_level >= 0
+            or _num_modes() != 0)
+
+
 def _plain(x: Any, weight: PackedWeight) -> bool:
     return (x.get_device() == weight._ordinal and x.dtype is _dtypes[weight._code]
-            and x.is_contiguous() and not x.requires_grad)
+            and x.is_contiguous() and not x.requires_grad and not x.is_neg())
 
 
 def _address(array: Any, weight: PackedWeight, shape: Any) -> int:
     """-1 for an array that is not plain."""
     if type(array) is Tensor and array.shape == shape and _plain(array, weight):
-        return array.data_ptr()
+        return array.data_ptr() or -1  # no memory: empty or freed
     return -1
+
+
+def _target(array: Any, weight: PackedWeight, shape: Any) -> int:
+    """The address of an array that the call writes, which torch is told."""
+    at = _address(array, weight, shape)
+    if at > 0:
+        _bump_versions((array,))
+    return at
 
 
 def _shapes(x: Any, K: int, N: int) -> tuple[int, tuple[int, ...] | None]:
@@ -59,7 +80,7 @@ def _shapes(x: Any, K: int, N: int) -> tuple[int, tuple[int, ...] | None]:
 
 
 def linear(x: Any, weight: Any, linear_bias: Any, residual: Any, out: Any) -> Any:
-    if type(weight) is not PackedWeight or not _plain(x, weight) or _num_modes():
+    if type(weight) is not PackedWeight or not _plain(x, weight) or _seen():
         return None
     N, K = weight.N, weight.K
     M, shape = _shapes(x, K, N)
@@ -71,7 +92,7 @@ def linear(x: Any, weight: Any, linear_bias: Any, residual: Any, out: Any) -> An
         out = x.new_empty(shape)
         out_at = out.data_ptr()
     else:
-        out_at = _address(out, weight, shape)
+        out_at = _target(out, weight, shape)
     if bias_at < 0 or residual_at < 0 or out_at < 0:
         return None
     ordinal = weight._ordinal
@@ -85,7 +106,7 @@ def linear(x: Any, weight: Any, linear_bias: Any, residual: Any, out: Any) -> An
 
 
 def swiglu(x: Any, weight: Any, gate_bias: Any, up_bias: Any, gate_tap: Any, out: Any) -> Any:
-    if type(weight) is not PackedWeight or not _plain(x, weight) or _num_modes():
+    if type(weight) is not PackedWeight or not _plain(x, weight) or _seen():
         return None
     N, K = weight.N, weight.K
     M, shape = _shapes(x, K, N)
@@ -93,12 +114,12 @@ def swiglu(x: Any, weight: Any, gate_bias: Any, up_bias: Any, gate_tap: Any, out
         return None
     gate_at = 0 if gate_bias is None else _address(gate_bias, weight, (N,))
     up_at = 0 if up_bias is None else _address(up_bias, weight, (N,))
-    tap_at = 0 if gate_tap is None else _address(gate_tap, weight, shape)
+    tap_at = 0 if gate_tap is None else _target(gate_tap, weight, shape)
     if out is None:
         out = x.new_empty(shape)
         out_at = out.data_ptr()
     else:
-        out_at = _address(out, weight, shape)
+        out_at = _target(out, weight, shape)
     if gate_at < 0 or up_at < 0 or tap_at < 0 or out_at < 0:
         return None
     ordinal = weight._ordinal
@@ -114,7 +135,7 @@ def swiglu(x: Any, weight: Any, gate_bias: Any, up_bias: Any, gate_tap: Any, out
 def mlp(x: Any, gate_up: Any, down: Any, gate_bias: Any, up_bias: Any, down_bias: Any,
         residual: Any, out: Any) -> Any:
     if (type(gate_up) is not PackedWeight or type(down) is not PackedWeight
-            or not _plain(x, gate_up) or _num_modes()):
+            or not _plain(x, gate_up) or _seen()):
         return None
     N, K, wide = down.N, gate_up.K, gate_up.N
     M, shape = _shapes(x, K, N)
@@ -129,7 +150,7 @@ def mlp(x: Any, gate_up: Any, down: Any, gate_bias: Any, up_bias: Any, down_bias
         out = x.new_empty(shape)
         out_at = out.data_ptr()
     else:
-        out_at = _address(out, down, shape)
+        out_at = _target(out, down, shape)
     if gate_at < 0 or up_at < 0 or down_at < 0 or residual_at < 0 or out_at < 0:
         return None
     ordinal = gate_up._ordinal

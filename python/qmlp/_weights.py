@@ -13,7 +13,8 @@ import numpy
 from . import _arrays, _dtypes, _native
 from ._arrays import CPU, CUDA
 from ._errors import OutOfMemoryError, UnsupportedError
-from ._plans import LinearProblem, Plan, QuantSpec, SwigluProblem, _spec_tuple
+from ._plans import (
+    _PRECISIONS, Frozen, LinearProblem, Plan, QuantSpec, SwigluProblem, _choice, _spec_tuple, _whole)
 
 # Plans of packed weights take calls of any length; workspaces follow the call, not this.
 _ANY_M = 1 << 31
@@ -27,9 +28,10 @@ _by_number: weakref.WeakValueDictionary[int, PackedWeight] = weakref.WeakValueDi
 class QuantizedTensor:
     """A weight [N, K] in MLX's affine format: w = scale * code + bias for each group along K.
 
-    codes: uint32 words [..., N, K * bits / 32]; scales and biases: [..., N, K / group_size] of f32,
+    codes: uint32 (or int32) words [..., N, K * bits / 32]; scales and biases: [..., N, K / group_size] of f32,
     f16 or bf16. They may come from a checkpoint, `qmlp.quantize` or `mx.quantize`, and from NumPy,
-    torch, CuPy, or anything with DLPack or the buffer protocol, all three on one device.
+    torch, CuPy, or anything with DLPack or the buffer protocol (a memoryview of as many axes), all three
+    on one device.
 
     Unpacks as `codes, scales, biases = tensor`. Raises ValueError when shapes contradict each other
     or the format.
@@ -42,13 +44,11 @@ class QuantizedTensor:
     group_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 3, 4, 5, 6, 8):
+        if _whole("bits", self.bits) not in (2, 3, 4, 5, 6, 8):
             raise ValueError(f"bits is {self.bits}, needs 2, 3, 4, 5, 6 or 8")
-        if self.group_size not in (32, 64, 128):
+        if _whole("group_size", self.group_size) not in (32, 64, 128):
             raise ValueError(f"group_size is {self.group_size}, needs 32, 64 or 128")
-        codes, scales, biases = (
-            tuple(getattr(part, "shape", ())) for part in (self.codes, self.scales, self.biases)
-        )
+        codes, scales, biases = map(_shape_of, (self.codes, self.scales, self.biases))
         if len(codes) < 2 or len(scales) < 2 or codes[:-1] != scales[:-1] or scales != biases:
             raise ValueError(
                 f"codes are {list(codes)}, scales {list(scales)}, biases {list(biases)}: need "
@@ -86,6 +86,17 @@ class QuantizedTensor:
         return iter((self.codes, self.scales, self.biases))
 
 
+def _shape_of(array: Any) -> tuple[int, ...]:
+    try:
+        return tuple(array.shape)
+    except AttributeError:
+        pass
+    try:
+        return memoryview(array).shape
+    except TypeError:
+        return ()
+
+
 def quantize(
     w: Any, *, bits: int = 4, group_size: int = 64, scale_dtype: Any = None
 ) -> QuantizedTensor:
@@ -95,9 +106,11 @@ def quantize(
     w's type; scales and biases are rounded to scale_dtype, by default w's own. The work is done on the
     CPU: weights on a GPU are copied there and the result back, which waits for the device.
 
-    Returns a QuantizedTensor of arrays of w's library, on w's device. Raises ValueError for a format or a K outside
-    the format, TypeError for other types.
+    Returns a QuantizedTensor of arrays of w's library, on w's device. Raises ValueError for a format or a
+    K outside the format, no rows, and a group with a NaN, an infinity or a span that f32 does not hold;
+    TypeError for other types.
     """
+    bits, group_size = _whole("bits", bits), _whole("group_size", group_size)
     backend, array = _arrays.resolve(w)
     if array.ndim < 2:
         raise ValueError(f"w is {list(array.shape)}, needs [..., N, K]")
@@ -110,6 +123,7 @@ def quantize(
     if spec.is_dense:
         raise ValueError("group_size is 0, needs 32, 64 or 128")
     backend.device(array)  # refuses devices that are neither
+    _refuse_freed(backend, array, "w")
     codes = backend.host_words((*lead, K * bits // 32))
     scales = backend.host_empty((*lead, K // group_size), scale_code)
     biases = backend.host_empty((*lead, K // group_size), scale_code)
@@ -128,6 +142,8 @@ def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> Any:
     the device of weight.codes; the work is done on the CPU, as by `quantize`. Raises ValueError when
     the parts contradict each other.
     """
+    if not isinstance(weight, QuantizedTensor):
+        raise TypeError(f"weight is a {type(weight).__name__}, needs a QuantizedTensor")
     backend, codes = _arrays.resolve(weight.codes)
     spec = weight.spec
     code = _dtypes.code_of(spec.scale_dtype if dtype is None else dtype)
@@ -154,13 +170,21 @@ def _parts(backend: Any, weight: QuantizedTensor) -> tuple[Any, ...]:
     if len(places) != 1:
         raise ValueError(f"codes, scales and biases are on {' and '.join(sorted(places))}, need one "
                          "device")
+    for name, part in zip(("codes", "scales", "biases"), parts):
+        _refuse_freed(backend, part, name)
     return tuple(backend.contiguous(part) for part in parts)
 
 
-class PackedWeight:
+def _refuse_freed(backend: Any, array: Any, name: str) -> None:
+    if backend.freed(array):
+        raise ValueError(f"{name}: its memory was freed, needs {list(array.shape)} elements")
+
+
+class PackedWeight(Frozen):
     """Weights re-laid for the kernels, with the plan that runs them. Made by `qmlp.pack`.
 
-    Immutable; may be used from several threads at once. One array (a linear layer) or two (gate and
+    Immutable; may be used from several threads at once; copy.copy and copy.deepcopy give the weight
+    itself, and it cannot be pickled. One array (a linear layer) or two (gate and
     up of a SwiGLU). On a CUDA device its memory is the library's own, outside the pools of torch and
     CuPy; freeing it waits for the device.
     """
@@ -168,24 +192,25 @@ class PackedWeight:
     __slots__ = ("plan", "N", "K", "specs", "activation", "is_swiglu", "_handle", "_code", "_device",
                  "_ordinal", "_plan", "_number", "_halves", "__weakref__")
 
+    plan: Plan
+    N: int
+    K: int
+    specs: tuple[QuantSpec, ...]
+    activation: str
     is_swiglu: bool
     """Holds gate and up."""
 
     def __init__(self, plan: Plan, handle: Any, N: int, K: int, specs: tuple[QuantSpec, ...],
                  device: tuple[int, int]) -> None:
-        self.plan = plan
-        self.N = N
-        self.K = K
-        self.specs = specs
-        self.activation = plan.problem.activation
-        self.is_swiglu = len(specs) == 2
+        self._set(plan=plan, N=N, K=K, specs=specs, activation=plan.problem.activation,
+                  is_swiglu=len(specs) == 2)
         self._handle = handle
         self._code = _dtypes.code_of(self.activation)
         self._device = device
         self._ordinal = device[1] if device[0] == CUDA else None
         self._plan = plan._handle
         self._number = next(_numbers)
-        self._halves: tuple[PackedWeight, PackedWeight] | None = None
+        self._halves: dict[int, PackedWeight] = {}
         _by_number[self._number] = self
 
     @property
@@ -206,7 +231,7 @@ class PackedWeight:
     def part(self, index: int) -> PackedWeight:
         """The gate (0) or up (1) half as a linear weight, which shares the memory on a CPU and is a copy
         on a CUDA device, where gate and up are interleaved."""
-        half = self._handle.part(index)
+        half = self._handle.part(_whole("index", index))
         problem = self.plan.problem
         if not isinstance(problem, SwigluProblem):
             return self
@@ -221,17 +246,19 @@ class PackedWeight:
         """Row `row` [K], decoded and rounded to the activation type, as a NumPy array."""
         backend = _arrays.NumpyBackend()
         out = backend.empty((1, self.K), self._code, None)
-        self._handle.decode_row(row, backend.native(out), self._code)
+        self._handle.decode_row(_whole("row", row, 63), backend.native(out), self._code)
         return out[0]
 
     def unpack(self, index: int = 0, *, like: Any = None) -> QuantizedTensor:
         """The gate (0) or up (1), or the linear weight (0), as the source held it, bit for bit.
 
         Returns NumPy arrays, or arrays of like's library on its device. Waits for the device. Raises
-        UnsupportedError for a weight whose codes were not kept: a dense one, or scales of another type
-        than the activation's.
+        UnsupportedError for a weight whose codes were not kept: a dense one; on a CPU one with groups
+        that the fast decoding would not round exactly, which takes 16-bit activations and scales of a
+        type with more or smaller values (f32 or bf16 for f16) or near the ends of their range; on a CUDA
+        device one with scales of another type than the activation's, or bf16 scales of too wide a range.
         """
-        if not 0 <= index < len(self.specs):
+        if not 0 <= _whole("index", index) < len(self.specs):
             raise ValueError(f"index is {index}, the weight has {len(self.specs)} parts")
         spec = self.specs[index]
         if spec.is_dense:
@@ -250,10 +277,18 @@ class PackedWeight:
                                spec.group_size)
 
     def _half(self, index: int) -> PackedWeight:
-        """`part`, made once: for gradients."""
-        if self._halves is None:
-            self._halves = (self.part(0), self.part(1))
-        return self._halves[index]
+        """`part`, the same object for every thread, as long as this weight lives: for gradients."""
+        return self._halves.get(index) or self._halves.setdefault(index, self.part(index))
+
+    def __copy__(self) -> PackedWeight:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> PackedWeight:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a PackedWeight cannot be pickled: its form is this machine's; save the "
+                        "QuantizedTensor (PackedWeight.unpack) and pack it again")
 
     def __repr__(self) -> str:
         formats = " and ".join(str(spec) for spec in self.specs)
@@ -281,12 +316,16 @@ def pack(
     are. Arrays on the CPU can be packed for either, arrays on a CUDA device for that device; those never
     pass through the CPU.
     activation: type of x and of the results, "f32", "f16" or "bf16"; by default the type of the
-    scales. The other arguments are those of LinearProblem, SwigluProblem and Plan.
+    scales. precision: of a SwiGLU. The other arguments are those of LinearProblem, SwigluProblem and
+    Plan.
 
     Returns a PackedWeight; waits for the device. Raises UnsupportedError when no kernel takes the
     problem, ValueError or TypeError for contradicting shapes and types, DeviceError for a device that
     is not there.
     """
+    _choice("precision", precision, _PRECISIONS)
+    if up is None and precision != "match":
+        raise ValueError(f"precision is {precision!r}, which a SwiGLU has: needs 'match' for one weight")
     first = _Source(weight, "weight")
     sources = [first] if up is None else [first, _Source(up, "up")]
     second = sources[-1]
@@ -350,6 +389,7 @@ class _Source:
             if array.ndim != 2:
                 raise ValueError(f"{name} is {list(array.shape)}, needs [N, K]")
             self.spec = QuantSpec.dense(_dtypes.NAMES[self.backend.dtype(array)])
+            _refuse_freed(self.backend, array, name)
             self.parts = (self.backend.contiguous(array),)
             self.shape = (int(array.shape[0]), int(array.shape[1]))
         self.device = self.backend.device(self.parts[0])
@@ -366,14 +406,20 @@ class _Source:
 
 
 def _device_of(device: Any) -> tuple[int, int]:
-    """From "cpu", "cuda", "cuda:N" or a torch.device, which spells itself so."""
-    name = str(device)
-    if name == "cpu":
+    """From "cpu", "cuda", "cuda:N" or a torch.device."""
+    if isinstance(device, str):
+        kind, colon, ordinal = device.partition(":")
+        known = kind == "cuda" and (ordinal.isdecimal() if colon else True) or device == "cpu"
+    else:
+        kind, ordinal = getattr(device, "type", None), getattr(device, "index", None)
+        if not isinstance(kind, str) or not isinstance(ordinal, (int, type(None))):
+            raise TypeError(f"device is a {type(device).__name__}, needs a str or a torch.device")
+        known = kind in ("cpu", "cuda")
+    if not known:
+        raise ValueError(f"device is {str(device)!r}, needs \"cpu\", \"cuda\" or \"cuda:N\"")
+    if kind == "cpu":
         return _arrays.HOST
-    kind, colon, ordinal = name.partition(":")
-    if kind != "cuda" or (colon and not ordinal.isdecimal()):
-        raise ValueError(f"device is {name!r}, needs \"cpu\", \"cuda\" or \"cuda:N\"")
-    return (CUDA, int(ordinal or 0))
+    return (CUDA, _whole("the device's number", int(ordinal or 0)))
 
 
 __all__ = ["PackedWeight", "QuantizedTensor", "dequantize", "pack", "quantize", "CUDA"]

@@ -7,11 +7,11 @@ them.
 
 The functions are `qmlp.quantized_linear` and so on: outside of torch.compile they call the library
 directly, inside it they are torch.ops.qmlp.quantized_linear and so on. A packed weight enters a graph as
-a number; whoever runs the graph must keep the weight alive, as a module does.
+a number of this process; whoever runs the graph must keep the weight alive, as a module does.
 
 Gradients reach x, the linear biases and the residual; a packed weight is frozen. The gradient of x is
 the incoming one times the decoded weight, by torch.matmul. The backward pass decodes the weight, a block
-of 1024 input features at a time, and for a SwiGLU computes gate and up again.
+of 1024 input features at a time, and for a SwiGLU computes gate and up again. Forward mode is refused.
 """
 
 # No `from __future__ import annotations`: torch reads the signatures of custom ops.
@@ -43,6 +43,12 @@ def _weight(number: int) -> PackedWeight:
     return weight
 
 
+def _refuse_tangents(op: str, *arrays: Optional[torch.Tensor]) -> None:
+    """For a custom op that was called itself: below autograd only dual levels still show them."""
+    if _backend.tangent(*arrays):
+        raise NotImplementedError(_arrays.no_forward_mode(op))
+
+
 def _shape(op: str, x: torch.Tensor, first: PackedWeight, last: PackedWeight) -> torch.Tensor:
     torch._check(x.dim() >= 1 and x.shape[-1] == first.K,
                  lambda: f"{op}: x is {list(x.shape)}, needs [..., {first.K}]")
@@ -60,6 +66,7 @@ def _linear(
     linear_bias: Optional[torch.Tensor],
     residual: Optional[torch.Tensor],
 ) -> torch.Tensor:
+    _refuse_tangents("quantized_linear", x, linear_bias, residual)
     packed = _weight(weight)
     result = _torch_calls.linear(x, packed, linear_bias, residual, None)
     if result is None:
@@ -82,6 +89,7 @@ def _swiglu(
     gate_bias: Optional[torch.Tensor],
     up_bias: Optional[torch.Tensor],
 ) -> torch.Tensor:
+    _refuse_tangents("fused_swiglu", x, gate_bias, up_bias)
     packed = _weight(weight)
     result = _torch_calls.swiglu(x, packed, gate_bias, up_bias, None, None)
     if result is None:
@@ -108,6 +116,7 @@ def _mlp(
     down_bias: Optional[torch.Tensor],
     residual: Optional[torch.Tensor],
 ) -> torch.Tensor:
+    _refuse_tangents("fused_mlp", x, gate_bias, up_bias, down_bias, residual)
     first, last = _weight(gate_up), _weight(down)
     result = _torch_calls.mlp(x, first, last, gate_bias, up_bias, down_bias, residual, None)
     if result is None:
@@ -124,9 +133,9 @@ def _(x, gate_up, down, gate_bias, up_bias, down_bias, residual):
 # decode is needed and a graph can hold the backward pass.
 
 
-def _times_weight(grad: torch.Tensor, number: int) -> torch.Tensor:
+def _times_weight(grad: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """grad[..., N] times the decoded weight [N, K]."""
-    weight = _weight(number)
+    number = _number(weight)
     flat = grad.reshape(-1, weight.N)
     columns = []
     for begin in range(0, weight.K, _BLOCK):
@@ -140,13 +149,12 @@ def _bias_grad(grad: torch.Tensor, N: int) -> torch.Tensor:
     return grad.reshape(-1, N).sum(0)
 
 
-def _swiglu_grads(ctx: Any, grad: torch.Tensor, number: int) -> tuple:
+def _swiglu_grads(ctx: Any, grad: torch.Tensor, weight: PackedWeight) -> tuple:
     """Of x, gate_bias and up_bias; None where not asked for."""
     x, gate_bias, up_bias = ctx.saved_tensors
-    weight = _weight(number)
-    halves = [_number(weight._half(i)) for i in range(2)]
-    gate = _linear(x, halves[0], gate_bias, None).float()
-    up = _linear(x, halves[1], up_bias, None).float()
+    halves = [weight._half(i) for i in range(2)]
+    gate = _run_linear(x, _number(halves[0]), gate_bias, None).float()
+    up = _run_linear(x, _number(halves[1]), up_bias, None).float()
     wide = grad.float()
     sigmoid = torch.sigmoid(gate)
     to_gate = (wide * up * sigmoid * (1 + gate * (1 - sigmoid))).to(grad.dtype)
@@ -159,7 +167,8 @@ def _swiglu_grads(ctx: Any, grad: torch.Tensor, number: int) -> tuple:
 
 
 def _linear_setup(ctx, inputs, output):
-    _, ctx.weight, linear_bias, residual = inputs
+    _, number, linear_bias, residual = inputs
+    ctx.weight = _weight(number)  # the object: it lives until the backward pass has run
     ctx.has = (linear_bias is not None, residual is not None)
 
 
@@ -172,7 +181,8 @@ def _linear_backward(ctx, grad):
 
 
 def _swiglu_setup(ctx, inputs, output):
-    x, ctx.weight, gate_bias, up_bias = inputs
+    x, number, gate_bias, up_bias = inputs
+    ctx.weight = _weight(number)
     ctx.save_for_backward(x, gate_bias, up_bias)
 
 
@@ -183,7 +193,8 @@ def _swiglu_backward(ctx, grad):
 
 
 def _mlp_setup(ctx, inputs, output):
-    x, ctx.gate_up, ctx.down, gate_bias, up_bias, down_bias, residual = inputs
+    x, gate_up, down, gate_bias, up_bias, down_bias, residual = inputs
+    ctx.gate_up, ctx.down = _weight(gate_up), _weight(down)
     ctx.has = (down_bias is not None, residual is not None)
     ctx.save_for_backward(x, gate_bias, up_bias)
 
@@ -205,6 +216,101 @@ _swiglu.register_autograd(_swiglu_backward, setup_context=_swiglu_setup)
 _mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)
 
 
+# torch.func. The autograd of a custom op does not work inside torch.func.grad and its kin, an
+# autograd.Function does; it is not for torch.compile, which sees through it.
+
+
+def _no_jvp(op: str) -> Any:
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_arrays.no_forward_mode(op))
+
+    return jvp
+
+
+class _LinearFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+    setup_context = staticmethod(_linear_setup)
+    backward = staticmethod(_linear_backward)
+    jvp = staticmethod(_no_jvp("quantized_linear"))
+
+    @staticmethod
+    def forward(x, weight, linear_bias, residual):
+        return _linear(x, weight, linear_bias, residual)
+
+
+class _SwigluFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+    setup_context = staticmethod(_swiglu_setup)
+    backward = staticmethod(_swiglu_backward)
+    jvp = staticmethod(_no_jvp("fused_swiglu"))
+
+    @staticmethod
+    def forward(x, weight, gate_bias, up_bias):
+        return _swiglu(x, weight, gate_bias, up_bias)
+
+
+class _MlpFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+    setup_context = staticmethod(_mlp_setup)
+    backward = staticmethod(_mlp_backward)
+    jvp = staticmethod(_no_jvp("fused_mlp"))
+
+    @staticmethod
+    def forward(x, gate_up, down, gate_bias, up_bias, down_bias, residual):
+        return _mlp(x, gate_up, down, gate_bias, up_bias, down_bias, residual)
+
+
+def _wants_grad(array: Any) -> bool:
+    """At any level of the transforms."""
+    while isinstance(array, torch.Tensor):
+        if array.requires_grad:
+            return True
+        array = _backend.below(array)
+    return False
+
+
+def _chosen(op: Any, function: Any) -> Any:
+    def run(*args: Any) -> torch.Tensor:
+        if (not torch.compiler.is_compiling() and _backend.transform() is not None
+                and any(map(_wants_grad, args))):
+            return function.apply(*args)
+        return op(*args)
+
+    return run
+
+
+_run_linear = _chosen(_linear, _LinearFunction)
+_run_swiglu = _chosen(_swiglu, _SwigluFunction)
+_run_mlp = _chosen(_mlp, _MlpFunction)
+
+
+def _register_vmap(op: Any, rows: tuple[int, ...]) -> None:
+    """A batch of x and of the residual (`rows`, places among the arguments) is more rows; biases of
+    their own for each element of the batch take a call for each. torch 2.4 cannot be told."""
+
+    def batched(info: Any, in_dims: tuple, *args: Any) -> tuple[torch.Tensor, int]:
+        size = info.batch_size
+        if any(dim is not None and i not in rows for i, dim in enumerate(in_dims)):
+            results = [op(*(arg if dim is None else arg.select(dim, element)
+                            for arg, dim in zip(args, in_dims))) for element in range(size)]
+            return torch.stack(results), 0
+        folded = list(args)
+        for i in rows:
+            if in_dims[i] is not None:
+                folded[i] = args[i].movedim(in_dims[i], 0)
+            elif args[i] is not None:
+                folded[i] = args[i].expand(size, *args[i].shape)
+        return op(*folded), 0
+
+    if hasattr(op, "register_vmap"):
+        op.register_vmap(batched)
+
+
+_register_vmap(_linear, (0, 3))
+_register_vmap(_swiglu, (0,))
+_register_vmap(_mlp, (0, 6))
+
+
 def _refuse_outputs(op: str, *outputs: Any) -> None:
     if any(output is not None for output in outputs):
         raise ValueError(f"{op}: out and gate_tap cannot be given where torch traces the call, needs a "
@@ -213,17 +319,17 @@ def _refuse_outputs(op: str, *outputs: Any) -> None:
 
 def _linear_op(x, weight, linear_bias, residual, out=None):
     _refuse_outputs("quantized_linear", out)
-    return _linear(x, _number(weight), linear_bias, residual)
+    return _run_linear(x, _number(weight), linear_bias, residual)
 
 
 def _swiglu_op(x, weight, gate_bias, up_bias, gate_tap=None, out=None):
     _refuse_outputs("fused_swiglu", gate_tap, out)
-    return _swiglu(x, _number(weight), gate_bias, up_bias)
+    return _run_swiglu(x, _number(weight), gate_bias, up_bias)
 
 
 def _mlp_op(x, gate_up, down, gate_bias, up_bias, down_bias, residual, out=None):
     _refuse_outputs("fused_mlp", out)
-    return _mlp(x, _number(gate_up), _number(down), gate_bias, up_bias, down_bias, residual)
+    return _run_mlp(x, _number(gate_up), _number(down), gate_bias, up_bias, down_bias, residual)
 
 
 # For `_ops`, where torch has to see the op itself.
@@ -276,9 +382,14 @@ class QuantizedLinear(torch.nn.Module):
 
     def __init__(self, weight: PackedWeight, linear_bias: Optional[torch.Tensor] = None) -> None:
         super().__init__()
+        _number(weight)
         self.weight = weight
-        self.number = _number(weight)
         self.register_buffer("linear_bias", linear_bias)
+
+    @property
+    def number(self) -> int:
+        """The custom op's weight: that of `weight` as it is now."""
+        return _number(self.weight)
 
     def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:
         """x [..., K] to [..., N], plus the residual if there is one."""
@@ -296,14 +407,19 @@ class FusedMLP(torch.nn.Module):
 
     def __init__(self, gate_up: PackedWeight, down: PackedWeight) -> None:
         super().__init__()
+        _number(gate_up), _number(down)
         self.gate_up = gate_up
         self.down = down
-        self.numbers = (_number(gate_up), _number(down))
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The custom op's gate_up and down: those of the weights as they are now."""
+        return _number(self.gate_up), _number(self.down)
 
     def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:
         """x [..., hidden] to [..., N], plus the residual if there is one."""
         if torch.compiler.is_compiling():
-            return _mlp(x, self.numbers[0], self.numbers[1], None, None, None, residual)
+            return _mlp(x, *self.numbers, None, None, None, residual)
         return _ops.fused_mlp(x, self.gate_up, self.down, residual=residual)
 
     def extra_repr(self) -> str:

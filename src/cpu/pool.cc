@@ -1,9 +1,11 @@
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "qmlp/cpu.h"
@@ -44,9 +46,16 @@ std::uint64_t state_of(std::uint32_t call, std::uint64_t taken) noexcept {
 
 }  // namespace
 
+// pthreads, since std::thread reports a system without threads by an exception.
 struct ThreadPool::Impl {
+  struct Worker {
+    Impl* pool;
+    int number;
+    pthread_t thread;
+  };
+
   int num_threads = 1;
-  std::vector<std::thread> workers;
+  std::vector<Worker> workers;
   std::mutex one_call;
   std::unique_ptr<Range[]> ranges;
 
@@ -152,9 +161,23 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(int num_threads) {
   impl->num_threads = num_threads;
   impl->ranges = std::make_unique<Range[]>(static_cast<std::size_t>(num_threads));
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));
-  Impl* shared = pool->impl_.get();
+  std::vector<Impl::Worker>& workers = pool->impl_->workers;
+  workers.reserve(static_cast<std::size_t>(num_threads));  // the threads hold addresses in it
   for (int t = 1; t < num_threads; ++t) {
-    shared->workers.emplace_back([shared, t] { shared->work(t); });
+    Impl::Worker& worker = workers.emplace_back(Impl::Worker{pool->impl_.get(), t, {}});
+    const int code = pthread_create(
+        &worker.thread, nullptr,
+        [](void* its) -> void* {
+          static_cast<Impl::Worker*>(its)->pool->work(static_cast<Impl::Worker*>(its)->number);
+          return nullptr;
+        },
+        &worker);
+    if (code != 0) {
+      workers.pop_back();
+      return Error{Errc::device, "threads is " + std::to_string(num_threads) +
+                                     ", the system starts no more than " + std::to_string(t) +
+                                     ": " + std::strerror(code)};
+    }
   }
   return pool;
 }
@@ -164,7 +187,7 @@ ThreadPool::~ThreadPool() {
   impl_->stop.store(true, std::memory_order_relaxed);
   impl_->generation.fetch_add(1, std::memory_order_release);
   impl_->generation.notify_all();
-  for (std::thread& worker : impl_->workers) worker.join();
+  for (const Impl::Worker& worker : impl_->workers) pthread_join(worker.thread, nullptr);
 }
 
 int ThreadPool::num_threads() const noexcept { return impl_->num_threads; }

@@ -152,15 +152,23 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
     return argument_error(op, "out", "overlaps residual without being the same matrix");
   }
   const std::size_t bias_bytes = static_cast<std::size_t>(problem.N) * size_of(problem.activation);
-  for (const std::byte* bias : {bias0, bias1}) {
+  const auto bias_range = [bias_bytes](const std::byte* bias) {
     const auto begin = reinterpret_cast<std::uintptr_t>(bias);
-    if (bias != nullptr && written.meets({begin, begin + bias_bytes})) {
+    return bias == nullptr ? ByteRange{} : ByteRange{begin, begin + bias_bytes};
+  };
+  for (const std::byte* bias : {bias0, bias1}) {
+    if (written.meets(bias_range(bias))) {
       return argument_error(op, "out", "overlaps a linear bias");
     }
   }
   const ByteRange tapped = range_of(gate_tap);
   if (tapped.meets(written) || tapped.meets(range_of(x))) {
     return argument_error(op, "gate_tap", "overlaps out or x");
+  }
+  for (const std::byte* bias : {bias0, bias1}) {
+    if (tapped.meets(bias_range(bias))) {
+      return argument_error(op, "gate_tap", "overlaps a linear bias");
+    }
   }
   const std::size_t need = plan.workspace_bytes(M);
   if (workspace.bytes.size() < need) {
@@ -175,7 +183,8 @@ Status run_op(std::string_view op, plan::Op kind, const Plan& plan, const Packed
   const auto scratch = reinterpret_cast<std::uintptr_t>(workspace.bytes.data());
   const ByteRange borrowed{scratch, scratch + need};
   if (borrowed.meets(written) || borrowed.meets(range_of(x)) || borrowed.meets(tapped) ||
-      borrowed.meets(range_of(residual))) {
+      borrowed.meets(range_of(residual)) || borrowed.meets(bias_range(bias0)) ||
+      borrowed.meets(bias_range(bias1))) {
     return argument_error(op, "workspace", "overlaps an argument");
   }
 

@@ -90,7 +90,7 @@ Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts
     if (s != 0 && s != 1 && s != 2 && s != 4 && s != 8) {
       return {Reason::accumulation, "segments", s, "1, 2, 4 or 8"};
     }
-  } else if (problem.segments > 1) {
+  } else if (problem.segments != 0 && problem.segments != 1) {
     return {Reason::accumulation, "segments", problem.segments, "1 with f32 accumulation"};
   }
   if (problem.segments > kernel.max_segments) {

@@ -159,6 +159,17 @@ TEST_F(Refusals, Overlap) {
   swiglu_epilogue.up_bias = out.data;
   expect_refused(swiglu(), Errc::invalid_argument, {"out", "linear bias"});
   swiglu_epilogue = {};
+  // A later row of the tap, and a bias of which only the last value is in it.
+  swiglu_epilogue.gate_tap = {scratch_.data() + 512, kM, kN, kN, kType, {}};
+  swiglu_epilogue.gate_bias = scratch_.data() + 512 + (kM - 1) * kN * 2;
+  expect_refused(swiglu(), Errc::invalid_argument, {"gate_tap", "linear bias"});
+  swiglu_epilogue.gate_bias = nullptr;
+  swiglu_epilogue.up_bias = scratch_.data() + 512 - (kN - 1) * 2;
+  expect_refused(swiglu(), Errc::invalid_argument, {"gate_tap", "linear bias"});
+  swiglu_epilogue = {};
+  linear_epilogue.linear_bias = scratch_.data();
+  expect_refused(linear(), Errc::invalid_argument, {"workspace", "overlaps"});
+  linear_epilogue = {};
   out.data = scratch_.data() + 512;
   expect_both(Errc::invalid_argument, {"workspace", "overlaps"});
 }

@@ -90,6 +90,9 @@ TEST(Supports, EveryReasonThatAProblemCanGive) {
   linear.accumulation = Accumulation::f32;
   linear.segments = 2;
   expect_reason(linear, avx2, Reason::accumulation, "segments is 2, needs 1 with f32 accumulation");
+  linear.segments = -1;
+  expect_reason(linear, avx2, Reason::accumulation,
+                "segments is -1, needs 1 with f32 accumulation");
   linear = good_linear();
   linear.accumulation = Accumulation::f32;
   const Support on_gpu = supports(linear, machine("h200"));

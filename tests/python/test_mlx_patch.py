@@ -382,6 +382,170 @@ def mlx_optimizer():
     return optimizers.Adam(learning_rate=1e-2)
 
 
+class Changes(PatchTest):
+    """What happens to a patched model afterwards is seen, and what was one op stays one."""
+
+    def setUp(self):
+        self.model = tiny()
+        self.tokens = some_tokens(self.model)
+        qmlp.mlx.patch(self.model)
+        logits(self.model, self.tokens)
+
+    def assertAsFresh(self, change):
+        """The model, changed, has the bits of a model that was changed first and patched then."""
+        fresh = tiny()
+        change(fresh)
+        want_mlx = logits(fresh, self.tokens)
+        qmlp.mlx.patch(fresh)
+        change(self.model)
+        got = logits(self.model, self.tokens)
+        self.assertTrue(mx.array_equal(got, logits(fresh, self.tokens)).item())
+        self.assertClose(got, want_mlx, 1e-4)
+
+    def whole_layers(self):
+        return [layer._qmlp_op() is not None for layer in self.model.layers]
+
+    def scaled(self, factor):
+        def change(model):
+            other = tiny()
+            for module in other.modules():
+                if isinstance(module, nn.QuantizedLinear):
+                    module.scales = module.scales * factor
+            mx.eval(other.parameters())
+            model.update(other.parameters())
+        return change
+
+    def test_replaced_weights_are_packed_as_one_again(self):
+        self.assertAsFresh(self.scaled(1.25))
+        self.assertEqual(self.whole_layers(), [True] * 3)
+        for layer in self.model.layers:
+            self.assertIsNotNone(layer.mlp._qmlp_weights())
+        weights = [layer.mlp._qmlp_gate_up for layer in self.model.layers]
+        logits(self.model, self.tokens)
+        self.assertEqual([id(layer.mlp._qmlp_gate_up) for layer in self.model.layers],
+                         [id(held) for held in weights])  # packed once
+
+    def test_replaced_weights_do_not_leave_old_ones_behind(self):
+        self.scaled(1.25)(self.model)
+        logits(self.model, self.tokens)
+        qmlp.mlx.patch(self.model)
+        held = {id(module._qmlp.weight): module._qmlp.weight.nbytes
+                for module in self.model.modules() if hasattr(module, "_qmlp")}
+        held.update({id(module._qmlp_gate_up[0]): module._qmlp_gate_up[0].nbytes
+                     for module in self.model.modules() if hasattr(module, "_qmlp_gate_up")})
+        unpatched = tiny()
+        quantized = sum(array.nbytes for name, array in parameters(unpatched).items()
+                        if name.rpartition(".")[2] in ("scales", "biases")
+                        or array.dtype == mx.uint32)
+        self.assertLess(sum(held.values()), 1.1 * quantized)
+
+    def test_patching_again_keeps_new_weights(self):
+        def change(model):
+            self.scaled(1.25)(model)
+            if model is self.model:
+                qmlp.mlx.patch(model)  # before any call has seen them
+        self.assertAsFresh(change)
+
+    def test_a_linear_bias_that_comes_later(self):
+        for name in ("q_proj", "down_proj", "gate_proj"):
+            def change(model, name=name):
+                layer = model.layers[1]
+                projection = layer.mlp[name] if name in layer.mlp else layer.self_attn[name]
+                N = projection.scales.shape[0]
+                projection.bias = mx.arange(N, dtype=mx.float32) / N
+            with self.subTest(name):
+                self.setUp()
+                before = logits(self.model, self.tokens)
+                self.assertAsFresh(change)
+                self.assertFalse(mx.allclose(before, logits(self.model, self.tokens)).item())
+
+    def test_numbers_that_are_set_later(self):
+        changes = {
+            "attention's scale": lambda layer: setattr(layer.self_attn, "scale", 0.3),
+            "eps": lambda layer: setattr(layer.input_layernorm, "eps", 0.5),
+            "rope's base": lambda layer: setattr(layer.self_attn.rope, "base", 77.0),
+            "rope's scale": lambda layer: setattr(layer.self_attn.rope, "scale", 0.25),
+            "rope's kind": lambda layer: setattr(layer.self_attn.rope, "traditional", True),
+        }
+        for name, set_one in changes.items():
+            with self.subTest(name):
+                self.setUp()
+                before = logits(self.model, self.tokens)
+                self.assertAsFresh(lambda model, set_one=set_one: set_one(model.layers[0]))
+                self.assertFalse(mx.allclose(before, logits(self.model, self.tokens)).item())
+
+    def test_a_class_that_is_changed_or_wrapped_is_not_fused(self):
+        import functools
+
+        def doubled(call):
+            @functools.wraps(call)
+            def inner(self, *arguments, **named):
+                return 2.0 * call(self, *arguments, **named)
+            return inner
+
+        def other_mlp(self, x):
+            return 0.5 * self.down_proj(self.gate_proj(x) * self.up_proj(x))
+
+        for kind, call in ((llama.TransformerBlock, doubled(llama.TransformerBlock.__call__)),
+                           (llama.Attention, doubled(llama.Attention.__call__)),
+                           (llama.MLP, doubled(llama.MLP.__call__)), (llama.MLP, other_mlp)):
+            with self.subTest(f"{kind.__name__}: {call.__name__}"):
+                model = tiny()
+                own = logits(model, self.tokens)
+                qmlp.mlx.unpatch(self.model)
+                with unittest.mock.patch.object(kind, "__call__", call):
+                    want = logits(model, self.tokens)
+                    qmlp.mlx.patch(model)
+                    self.assertClose(logits(model, self.tokens), want, 1e-4)
+                    qmlp.mlx.unpatch(model)
+                self.assertFalse(mx.allclose(own, want).item())
+
+    def test_other_options(self):
+        report = qmlp.mlx.patch(self.model, small_ops=False)
+        kinds = {type(module).__name__ for module in self.model.modules()
+                 if type(module).__module__.startswith("qmlp.")}
+        self.assertEqual(kinds, {"QuantizedLinear", "QuantizedEmbedding"})
+        self.assertEqual(sum(what == "fused MLP" for _, what in report.replaced), 3)
+        self.assertFalse(any(isinstance(layer, qmlp.mlx._layers.FusedBlock)
+                             for layer in self.model.layers))
+        fresh = tiny()
+        qmlp.mlx.patch(fresh, small_ops=False)
+        self.assertTrue(mx.array_equal(logits(self.model, self.tokens),
+                                       logits(fresh, self.tokens)).item())
+        report = qmlp.mlx.patch(self.model)
+        self.assertEqual(sum(what == "whole layer" for _, what in report.replaced), 3)
+        self.assertEqual(qmlp.mlx.patch(self.model, activation="bf16").activation, "bf16")
+        self.model.set_dtype(mx.bfloat16)
+        fresh = tiny()
+        fresh.set_dtype(mx.bfloat16)
+        qmlp.mlx.patch(fresh)
+        self.assertTrue(mx.array_equal(logits(self.model, self.tokens),
+                                       logits(fresh, self.tokens)).item())
+        self.assertEqual(self.whole_layers(), [True] * 3)
+
+    def test_the_inner_of_two_contexts_changes_nothing(self):
+        with qmlp.mlx.patch(self.model):
+            pass
+        self.assertEqual(self.whole_layers(), [True] * 3)
+        model = tiny()
+        with qmlp.mlx.patch(model):
+            with qmlp.mlx.patch(model):
+                pass
+            self.assertIsInstance(model.layers[0].mlp, llama.MLP)
+            self.assertIsNot(type(model.layers[0].mlp), llama.MLP)
+        self.assertIs(type(model.layers[0].mlp), llama.MLP)
+
+    def test_patched_in_a_thread_that_has_ended(self):
+        for last in ("unpatch", "patch"):
+            model = tiny()
+            original = parameters(model)
+            thread = threading.Thread(target=qmlp.mlx.patch, args=(model,))
+            thread.start()
+            thread.join()
+            getattr(qmlp.mlx, last)(model)
+            self.assertSameArrays(parameters(model), original)
+
+
 class SmolLM2(PatchTest):
     """The real model at f32 against mlx-lm's own tokens (tests/data/smollm2)."""
 

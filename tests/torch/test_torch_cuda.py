@@ -399,6 +399,30 @@ class Streams(Cuda):
             self.assertIsNone(_torch_calls.linear(odd, self.down, None, None, None))
         self.assertIsNone(_torch_calls.linear(wide, self.gate_up, None, None, None))
 
+    def test_what_a_tensor_says_besides_its_memory(self):
+        gpu, _ = both(weight(1, 97, 256))
+        x, b, r = (normal(i, *shape, dtype=torch.bfloat16).to(CUDA)
+                   for i, shape in enumerate(((3, 256), (97,), (3, 97))))
+        call = qmlp.quantized_linear
+        want = call(x, gpu, linear_bias=b, residual=r).cpu()
+        neg = lambda t: torch._neg_view(-t)
+        self.assertSame(call(neg(x), gpu, linear_bias=b, residual=r), want)
+        self.assertSame(call(x, gpu, linear_bias=neg(b), residual=neg(r)), want)
+        self.assertRefuses(lambda: call(x, gpu, out=neg(r)), ValueError, "negative bit")
+        out = torch.ones_like(r)
+        lost = (torch.ones_like(r).requires_grad_() * out).sum()
+        call(x, gpu, out=out)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            lost.backward()
+        freed = b.clone()
+        freed.untyped_storage().resize_(0)
+        self.assertRefuses(lambda: call(x, gpu, linear_bias=freed), ValueError, "memory was freed")
+        batch = torch.stack([x, -x])
+        self.assertSame(torch.func.vmap(lambda t: call(t, gpu))(batch), call(batch, gpu).cpu())
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x)
+            self.assertRefuses(lambda: call(dual, gpu), NotImplementedError, "forward-mode AD")
+
 
 class Compile(Cuda):
     def setUp(self):

@@ -12,6 +12,7 @@ import functools
 import inspect
 import sys
 import textwrap
+import types
 from typing import Any
 
 import mlx.nn as nn
@@ -69,13 +70,22 @@ return out
 
 
 @functools.cache
-def _call_text(kind: type) -> str | None:
-    """The body of a class's __call__(self, x, mask, cache), without comments; None for another."""
+def call_definition(call: Any) -> ast.FunctionDef | None:
+    """How a class's __call__ is written; None where it is no plain function, or a wrapped one."""
+    if not isinstance(call, types.FunctionType) or hasattr(call, "__wrapped__"):
+        return None
     try:
-        function = ast.parse(textwrap.dedent(inspect.getsource(kind.__call__))).body[0]
+        function = ast.parse(textwrap.dedent(inspect.getsource(call))).body[0]
     except (OSError, TypeError, SyntaxError, IndentationError):
         return None
-    if not isinstance(function, ast.FunctionDef):
+    return function if isinstance(function, ast.FunctionDef) else None
+
+
+@functools.cache
+def _call_text(call: Any) -> str | None:
+    """The body of a __call__(self, x, mask, cache), without comments; None for another."""
+    function = call_definition(call)
+    if function is None:
         return None
     if [argument.arg for argument in function.args.args] != ["self", "x", "mask", "cache"]:
         return None
@@ -84,7 +94,7 @@ def _call_text(kind: type) -> str | None:
 
 def attention_form(kind: type) -> tuple[str, str, bool] | None:
     """How a class's attention is written, when it is the Llama form."""
-    form = _ATTENTION_CALLS.get(_call_text(kind) or "")
+    form = _ATTENTION_CALLS.get(_call_text(kind.__call__) or "")
     if form is None:
         return None
     from mlx_lm.models.base import scaled_dot_product_attention as own
@@ -95,7 +105,7 @@ def attention_form(kind: type) -> tuple[str, str, bool] | None:
 
 def is_llama_block(kind: type) -> bool:
     """Whether a class's __call__ is the Llama block and nothing else, by its source."""
-    return _call_text(kind) == _BLOCK_CALL
+    return _call_text(kind.__call__) == _BLOCK_CALL
 
 
 def no_rows() -> None:
@@ -149,10 +159,7 @@ def _run(layer: Any, x: mx.array, mask: Any, cache: Any) -> Any:
 def _rope_parts(rope: Any) -> dict[str, Any] | None:
     """What the op needs to know of a rope module; None for a kind that it does not compute."""
     if type(rope) in (nn.RoPE, _modules.RoPE):
-        frequencies = rope.__dict__.get("_qmlp_frequencies")
-        if frequencies is None:
-            frequencies = _modules.rope_frequencies(rope)
-        return {"frequencies": frequencies, "traditional": bool(rope.traditional),
+        return {"frequencies": _modules.rope_frequencies(rope), "traditional": bool(rope.traditional),
                 "rope_scale": float(rope.scale), "rope_dims": int(rope.dims),
                 "rope_base": float(rope.base)}
     from mlx_lm.models.rope_utils import Llama3RoPE
@@ -194,14 +201,17 @@ class _Whole(nn.Module):
     def _qmlp_make(self) -> Any:
         places = [(*place, place[0][place[1]]) for place in self._qmlp_places()]
         modules = [module for _, _, module in places]
-        sources = [(module, name) for module in modules for name in _ARRAYS if name in module]
+        sources = [(module, name) for module in modules
+                   for name in (*_ARRAYS, "_freqs") if name in module or name == "bias"]
         if native.array_ids([module.get(name) for module, name in sources]) is None:
             return None
         parts = self._qmlp_parts()
         op = None if parts is None else native.Layer(parts)
         # Read after the parts: packing a layer again hands out other arrays.
         ids = native.array_ids([module.get(name) for module, name in sources])
-        guard = native.Guard(places, sources, ids)
+        numbers = [(module, name, module.__dict__[name]) for module in (self, *modules)
+                   for name in _NUMBERS if name in module.__dict__]
+        guard = native.Guard(places, sources, ids, numbers)
         object.__setattr__(self, "_qmlp_layer", (modules, op, guard))
         return op
 
@@ -214,6 +224,9 @@ class _Whole(nn.Module):
 
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
+# What modules hold beside arrays that an op was made of: attention's, norms', rotations'.
+_NUMBERS = ("scale", "n_heads", "n_kv_heads", "num_heads", "num_key_value_heads", "eps", "dims",
+            "traditional", "base")
 
 
 def _attention_places(attention: Any) -> list[tuple[Any, str]]:
@@ -281,11 +294,10 @@ class FusedBlock(_Whole):
         projections = [mlp[name] for name in _MLP]
         if any(type(projection) is not _modules.QuantizedLinear for projection in projections):
             return None
-        whole, gate_half, up_half = mlp._qmlp_gate_up
-        weights = [projection._qmlp_weight() for projection in projections]
-        if weights[0] is not gate_half or weights[1] is not up_half or weights[2] is None:
+        weights = mlp._qmlp_weights()
+        if weights is None:
             return None
-        parts.update(gate_up=whole, down=weights[2])
+        parts.update(gate_up=weights[0], down=weights[1])
         for name, projection in zip(("gate_bias", "up_bias", "down_bias"), projections):
             parts[name] = projection.get("bias")
         for short, name in (("input", _NORMS[0]), ("post", _NORMS[1])):

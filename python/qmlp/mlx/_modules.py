@@ -42,6 +42,10 @@ class Packed:
         if native.device() != "cpu":
             mx.clear_cache()  # otherwise MLX's allocator keeps what was freed
 
+    def forget(self) -> None:
+        """Makes the module pack its arrays again at its next call."""
+        self.ids = [0] * len(_QUANTIZED)
+
     def __deepcopy__(self, memo: Any) -> "Packed":
         copied = object.__new__(Packed)
         copied.weight, copied.ids, copied.keeps_arrays = self.weight, self.ids, self.keeps_arrays
@@ -125,40 +129,81 @@ class RMSNorm(nn.RMSNorm):
 class RoPE(nn.RoPE):
     """nn.RoPE as one task, where its offset is a number."""
 
-    _qmlp_frequencies: Any
-
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         if type(offset) is not int:
             return super().__call__(x, offset)
-        return native.rope(x, self._qmlp_frequencies, self.dims, self.traditional, self.base,
+        return native.rope(x, rope_frequencies(self), self.dims, self.traditional, self.base,
                            self.scale, offset, None)
 
 
 def rope_frequencies(module: nn.RoPE) -> mx.array:
-    """As MLX computes them."""
+    """As MLX computes them; kept by the module until its numbers change."""
+    held = module.__dict__.get("_qmlp_frequencies")
+    if held is not None and held[0] == module.dims and held[1] == module.base:
+        return held[2]
     half = module.dims // 2
     step = numpy.log(numpy.float32(module.base)) / numpy.float32(half)
     frequencies = mx.exp(mx.arange(0, -half, -1, dtype=mx.float32) * mx.array(step, mx.float32))
     mx.eval(frequencies)
+    object.__setattr__(module, "_qmlp_frequencies", (module.dims, module.base, frequencies))
     return frequencies
 
 
-class FusedMLP(nn.Module):
-    """Mixed into an MLP's own class: gate, up and down in one op, while they are as patched."""
+def pair_code(gate: nn.Module, up: nn.Module, activation: int) -> int | str:
+    """The type in which gate and up become one op, as a code of qmlp; or why they do not."""
+    codes = {compute_code(part["scales"], activation) for part in (gate, up)}
+    if len(codes) != 1 or gate["weight"].shape[0] != up["weight"].shape[0]:
+        return "gate and up differ in type or shape"
+    (code,) = codes
+    for bias in (gate.get("bias"), up.get("bias")):
+        if bias is not None and compute_code(bias, code) != code:
+            return f"a linear bias is {bias.dtype}"
+    return code
 
-    _qmlp_gate_up: Any
+
+def pack_pair(gate: nn.Module, up: nn.Module, code: int) -> tuple[Any, Packed, Packed]:
+    """Packs gate and up as one: the whole, and what each of them runs on."""
+    whole = native.pack([[part[name] for name in _QUANTIZED] for part in (gate, up)],
+                        [(part.bits, part.group_size) for part in (gate, up)], code)
+    return whole, Packed(gate, whole.part(0)), Packed(up, whole.part(1))
+
+
+class FusedMLP(nn.Module):
+    """Mixed into an MLP's own class: gate, up and down in one op, while they can be one."""
+
+    _qmlp_gate_up: Any  # the packed pair and its halves; None where gate and up are apart
 
     def __call__(self, x: mx.array) -> mx.array:
+        weights = self._qmlp_weights()
+        if weights is None:
+            return super().__call__(x)  # type: ignore[misc]
+        gate, up, down = (self[name].get("bias") for name in ("gate_proj", "up_proj", "down_proj"))
+        return native.fused_mlp(x, *weights, gate, up, down, None, None)
+
+    def _qmlp_weights(self) -> tuple[Any, Any] | None:
+        """Gate and up, and down, packed again when parameters were replaced; None where the MLP's
+        own code has to run: a LoRA layer, say, took a projection's place."""
         gate, up, down = self["gate_proj"], self["up_proj"], self["down_proj"]
-        # A LoRA layer, say, may have taken a projection's place; then its own code runs.
-        if type(gate) is type(up) is type(down) is QuantizedLinear:
-            whole, gate_half, up_half = self._qmlp_gate_up
-            if gate._qmlp_weight() is gate_half and up._qmlp_weight() is up_half:
-                down_weight = down._qmlp_weight()
-                if down_weight is not None:
-                    return native.fused_mlp(x, whole, down_weight, gate.get("bias"),
-                                            up.get("bias"), down.get("bias"), None, None)
-        return super().__call__(x)  # type: ignore[misc]
+        if not type(gate) is type(up) is type(down) is QuantizedLinear:
+            return None
+        if not (_FROZEN <= gate._no_grad and _FROZEN <= up._no_grad):
+            return None
+        held = self._qmlp_gate_up
+        if (held is None or gate._qmlp.weight is not held[1] or up._qmlp.weight is not held[2]
+                or not gate._qmlp.is_current(gate) or not up._qmlp.is_current(up)):
+            held = self._qmlp_pack()
+        down_weight = None if held is None else down._qmlp_weight()
+        return None if down_weight is None else (held[0], down_weight)
+
+    def _qmlp_pack(self) -> Any:
+        gate, up = self["gate_proj"], self["up_proj"]
+        object.__setattr__(self, "_qmlp_gate_up", None)  # frees the pair before
+        code = pair_code(gate, up, gate._qmlp_activation)
+        if isinstance(code, str) or (code == _F32 and native.device() != "cpu"):
+            return None
+        whole, gate._qmlp, up._qmlp = pack_pair(gate, up, code)
+        object.__setattr__(self, "_qmlp_gate_up", (whole, gate._qmlp.weight, up._qmlp.weight))
+        return self._qmlp_gate_up
 
 
 _fused_classes: dict[type, type] = {}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
-import inspect
-import textwrap
 from typing import Any
 
 import mlx.nn as nn
@@ -25,7 +24,8 @@ _MLP_CALLS = (
 class PatchReport:
     """What `patch` did: `replaced` and `left` are lists of (path, what or why).
 
-    Prints as a summary. As a context manager it unpatches at the end.
+    Prints as a summary. As a context manager it unpatches at the end, unless the model was patched
+    before.
     """
 
     def __init__(self, model: nn.Module, activation: str, device: str) -> None:
@@ -34,12 +34,15 @@ class PatchReport:
         self.device = device
         self.replaced: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
+        self._was_patched = any(isinstance(module, (_modules._Patched, _modules.FusedMLP))
+                                for module in model.modules())
 
     def __enter__(self) -> PatchReport:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        unpatch(self.model)
+        if not self._was_patched:
+            unpatch(self.model)
 
     def __str__(self) -> str:
         where = "" if self.device == "cpu" else f", on {self.device}"
@@ -73,7 +76,8 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
     nn.RMSNorm and nn.RoPE, each as one task with MLX's roundings, where MLX runs a dozen tiny ops.
 
     Returns a PatchReport; `with qmlp.mlx.patch(model):` unpatches at the end. A patched model may
-    be patched again. Raises TypeError for something that is no nn.Module, RuntimeError when the
+    be patched again, also with other options. Lazy parameters are evaluated by the thread that
+    patched last. Raises TypeError for something that is no nn.Module, RuntimeError when the
     default device is a GPU on which ops cannot run.
     """
     if not isinstance(model, nn.Module):
@@ -87,6 +91,10 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
     modules = dict(sorted(model.named_modules(), key=lambda named: _natural(named[0])))
     code = _activation_of(modules) if activation is None else _dtypes.code_of(activation)
     report = PatchReport(model, _dtypes.NAMES[code], device)
+    if not small_ops:
+        _restore_small_ops(model)
+    if not layers:
+        _unfuse_layers(model)
     done: set[int] = set()
     head = any(path.rpartition(".")[2] == "lm_head" for path in modules)
     for path, module in modules.items():
@@ -106,7 +114,6 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
             _become(module, _modules.RMSNorm)
             report.replaced.append((path, "RMSNorm"))
         elif small_ops and type(module) in (nn.RoPE, _modules.RoPE):
-            object.__setattr__(module, "_qmlp_frequencies", _modules.rope_frequencies(module))
             _become(module, _modules.RoPE)
             report.replaced.append((path, "RoPE"))
         else:
@@ -152,27 +159,20 @@ def unpatch(model: nn.Module) -> int:
 
     Returns the number of modules that were restored; 0 for a model that is not patched.
     """
-    restored = 0
-    for _, module in model.named_modules():
-        if isinstance(module, (_layers.FusedBlock, _layers.FusedAttention)):
-            _layers.unfuse(module)
-            restored += 1
+    restored = _unfuse_layers(model)
     for _, module in model.named_modules():
         if isinstance(module, _modules.FusedMLP):
             _become(module, _original(module))
             object.__delattr__(module, "_qmlp_gate_up")
             restored += 1
+    restored += _restore_small_ops(model)
     for _, module in model.named_modules():
-        if type(module) is _modules.RMSNorm:
-            _become(module, nn.RMSNorm)
-            restored += 1
-        elif type(module) is _modules.RoPE:
-            _become(module, nn.RoPE)
-            object.__delattr__(module, "_qmlp_frequencies")
-            restored += 1
         for kind in (_modules.QuantizedLinear, _modules.QuantizedEmbedding):
             if type(module) is not kind:
                 continue
+            # Lazy arrays belong to the thread that made them, which may be another.
+            if module._qmlp.is_current(module):
+                module._qmlp.hand_out(module)
             mx.eval([module[name] for name in _modules._QUANTIZED])
             if native.device() != "cpu":
                 mx.clear_cache()
@@ -180,6 +180,25 @@ def unpatch(model: nn.Module) -> int:
             object.__delattr__(module, "_qmlp")
             object.__delattr__(module, "_qmlp_activation")
             restored += 1
+    return restored
+
+
+def _unfuse_layers(model: nn.Module) -> int:
+    fused = [module for _, module in model.named_modules()
+             if isinstance(module, (_layers.FusedBlock, _layers.FusedAttention))]
+    for module in fused:
+        _layers.unfuse(module)
+    return len(fused)
+
+
+def _restore_small_ops(model: nn.Module) -> int:
+    restored = 0
+    for _, module in model.named_modules():
+        for kind, original in ((_modules.RMSNorm, nn.RMSNorm), (_modules.RoPE, nn.RoPE)):
+            if type(module) is kind:
+                _become(module, original)
+                restored += 1
+        module.__dict__.pop("_qmlp_frequencies", None)
     return restored
 
 
@@ -234,8 +253,7 @@ def _swap(module: nn.Module, kind: type, packed: _modules.Packed, code: int) -> 
 def _patch_one(path: str, module: nn.Module, code: int, report: PatchReport, kind: type) -> None:
     what = "linear layer" if kind is _modules.QuantizedLinear else "embedding and head"
     if type(module) is kind:
-        packed = module._qmlp
-        packed.hand_out(module)  # what was evaluated since can be freed
+        _patch_again(module, code)
         report.replaced.append((path, what))
         return
     if type(module) is not kind.__bases__[1]:
@@ -250,34 +268,46 @@ def _patch_one(path: str, module: nn.Module, code: int, report: PatchReport, kin
     report.replaced.append((path, what))
 
 
+def _patch_again(module: nn.Module, code: int) -> None:
+    """For a patched module: what was evaluated since can be freed; another type packs again."""
+    held = _modules.compute_code(module["scales"], module._qmlp_activation)
+    object.__setattr__(module, "_qmlp_activation", code)
+    if module._qmlp.is_current(module):
+        module._qmlp.hand_out(module)
+        if _modules.compute_code(module["scales"], code) != held:
+            module._qmlp.forget()
+
+
 def _has_mlp_parts(module: nn.Module) -> bool:
     return all(isinstance(module.get(name), nn.Module)
                for name in ("gate_proj", "up_proj", "down_proj"))
 
 
-@functools.cache
 def _is_llama_mlp(kind: type) -> bool:
     """Whether a class's __call__ is the Llama MLP and nothing else, by its source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind.__call__))
-        function = ast.parse(source).body[0]
-    except (OSError, TypeError, SyntaxError, IndentationError):
-        return False
-    if not isinstance(function, ast.FunctionDef) or len(function.body) != 1:
-        return False
-    statement = function.body[0]
-    names = [argument.arg for argument in function.args.args]
-    if not isinstance(statement, ast.Return) or statement.value is None or len(names) != 2:
-        return False
-    text = ast.unparse(_Renamed(names[1]).visit(statement.value))
+    call = kind.__call__
+    text = _mlp_text(call)
     if text not in _MLP_CALLS:
         return False
-    scope = kind.__call__.__globals__
+    scope = call.__globals__
     if "swiglu" in text:
         from mlx_lm.models.activations import swiglu
 
         return scope.get("swiglu") is swiglu
     return scope.get("nn") is nn
+
+
+@functools.cache
+def _mlp_text(call: Any) -> str:
+    """What a __call__(self, x) of one statement returns; empty for another."""
+    function = _layers.call_definition(call)
+    if function is None or len(function.body) != 1:
+        return ""
+    statement = function.body[0]
+    names = [argument.arg for argument in function.args.args]
+    if not isinstance(statement, ast.Return) or statement.value is None or len(names) != 2:
+        return ""
+    return ast.unparse(_Renamed(names[1]).visit(copy.deepcopy(statement.value)))
 
 
 class _Renamed(ast.NodeTransformer):
@@ -298,9 +328,13 @@ def _patch_mlp(path: str, module: nn.Module, code: int, report: PatchReport,
     if isinstance(module, _modules.FusedMLP):
         for part in parts.values():
             if type(part) is _modules.QuantizedLinear:
-                part._qmlp.hand_out(part)
+                _patch_again(part, code)
                 done.add(id(part))
-        report.replaced.append((path, "fused MLP"))
+        if module._qmlp_weights() is not None:
+            report.replaced.append((path, "fused MLP"))
+        else:
+            report.left.append((path, "MLP not fused: a projection was replaced, is trained, or gate "
+                                      "and up differ in type or shape"))
         return
     if not _is_llama_mlp(type(module)):
         if any(isinstance(part, nn.QuantizedLinear) for part in parts.values()):
@@ -316,26 +350,18 @@ def _patch_mlp(path: str, module: nn.Module, code: int, report: PatchReport,
             report.left.append((path, f"MLP not fused: {reason}"))
             return
     gate, up, down = parts.values()
-    kinds = {_modules.compute_code(part["scales"], code) for part in (gate, up)}
-    if len(kinds) != 1 or gate["weight"].shape[0] != up["weight"].shape[0]:
-        report.left.append((path, "MLP not fused: gate and up differ in type or shape"))
+    compute = _modules.pair_code(gate, up, code)
+    if isinstance(compute, str):
+        report.left.append((path, f"MLP not fused: {compute}"))
         return
-    (compute,) = kinds
-    for bias in (gate.get("bias"), up.get("bias")):
-        if bias is not None and _modules.compute_code(bias, compute) != compute:
-            report.left.append((path, f"MLP not fused: a linear bias is {bias.dtype}"))
-            return
-    whole = native.pack(
-        [[part[name] for name in _modules._QUANTIZED] for part in (gate, up)],
-        [(part.bits, part.group_size) for part in (gate, up)], compute)
-    halves = (whole.part(0), whole.part(1))
+    whole, *halves = _modules.pack_pair(gate, up, compute)
     for part, half in zip((gate, up), halves):
-        _swap(part, _modules.QuantizedLinear, _modules.Packed(part, half), code)
+        _swap(part, _modules.QuantizedLinear, half, code)
         done.add(id(part))
     _swap(down, _modules.QuantizedLinear,
           _modules.pack_module(down, _modules.compute_code(down["scales"], compute)), code)
     done.add(id(down))
-    object.__setattr__(module, "_qmlp_gate_up", (whole, *halves))
+    object.__setattr__(module, "_qmlp_gate_up", (whole, *(half.weight for half in halves)))
     _become(module, _modules.fused_class(type(module)))
     report.replaced.append((path, "fused MLP"))
 
