@@ -10,7 +10,7 @@ more is needed, since the allocators of torch and CuPy give memory back in the s
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy
 
@@ -461,6 +461,7 @@ def _from_dlpack_of(x: Any) -> Any:
 
 _numpy = NumpyBackend()
 _torch: TorchBackend | None = None
+_when_torch_starts: list[Callable[[TorchBackend], None]] = []
 _cupy: CupyBackend | None = None
 
 
@@ -468,11 +469,15 @@ def torch_backend() -> TorchBackend:
     """The one backend of torch, made when torch is first met."""
     global _torch
     if _torch is None:
-        from . import _torch_calls
-
         _torch = TorchBackend()
-        _torch_calls.start(_torch)
+        for start in _when_torch_starts:
+            start(_torch)
     return _torch
+
+
+def when_torch_starts(start: Callable[[TorchBackend], None]) -> None:
+    """`start` is given torch's backend when torch is first met."""
+    _when_torch_starts.append(start)
 
 
 def release_caches() -> bool:
@@ -589,4 +594,4 @@ def _refuse_traced(x: Any) -> None:
 
 
 __all__ = ["CPU", "CUDA", "HOST", "Device", "StridesError", "device_name", "no_forward_mode",
-           "release_caches", "resolve", "same_library", "torch_backend"]
+           "release_caches", "resolve", "same_library", "torch_backend", "when_torch_starts"]

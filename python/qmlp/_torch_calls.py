@@ -1,13 +1,14 @@
 """Calls on torch's CUDA tensors in the fewest steps: what is plain is done here, and anything else (an
 other layout, type or device, a gradient, a mistake) is None, for the general path to do or to refuse.
 
-Nothing here is imported for those who have no torch: `_arrays` fills the names in when it meets torch.
+Nothing of torch is imported for those who do not: `start` fills the names in when `_arrays` meets it.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
+from . import _arrays
 from ._native import cuda_linear, cuda_mlp, cuda_swiglu, mlp_workspace_bytes
 from ._weights import PackedWeight
 
@@ -33,6 +34,9 @@ def start(backend: Any) -> None:
     _dtypes, _raw_stream, _num_modes = backend.dtypes, backend.raw_stream, backend.num_modes
     compiling = torch.compiler.is_compiling
     Tensor = torch.Tensor
+
+
+_arrays.when_torch_starts(start)
 
 
 def op(name: str) -> Any:

@@ -1,7 +1,7 @@
 #include "cuda/choice.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "base/checked.h"
 
@@ -166,19 +166,23 @@ constexpr SplitModel kApartModels[] = {{TileConfig::t32, 32, 4, 200, 145, 500},
                                        {TileConfig::t64, 64, 4, 240, 220, 700},
                                        {TileConfig::t128, 128, 2, 320, 370, 1200}};
 constexpr SplitModel kSequenceModel = {TileConfig::t128_sequence, 128, 2, 560, 370, 2200};
-constexpr std::int64_t kSegmentStop = 300, kCombine = 2000;  // cycles
-constexpr std::int64_t kPartialBytesACycle = 2600;           // written and read again
+constexpr std::int64_t kSegmentStop = 300;  // cycles
+constexpr double kCombine = 2000.0;
+constexpr double kPartialBytesACycle = 2600.0;  // written and read again
 
 // Units of a round and the rounds of the busiest CTA.
 struct RoundShape {
-  std::int64_t units, rounds, cycles;  // of a chunk of all of them
+  std::int64_t units;
+  double rounds, cycles;  // of a chunk of all of them
 };
 RoundShape round_shape(const SplitModel& model, std::int64_t most, std::int64_t units,
                        std::int64_t blocks, std::int64_t sms) noexcept {
   RoundShape best{};
   for (std::int64_t n = 1; n <= most; ++n) {
-    const std::int64_t rounds = ceil_div(ceil_div(units, n) * blocks, sms);
-    const std::int64_t cycles = rounds * std::max(model.latency, n * model.unit_cycles);
+    const double all = static_cast<double>(ceil_div(units, n)) * static_cast<double>(blocks);
+    const double rounds = std::ceil(all / static_cast<double>(sms));
+    const double cycles =
+        rounds * static_cast<double>(std::max(model.latency, n * model.unit_cycles));
     if (best.units == 0 || cycles < best.cycles ||
         (cycles == best.cycles && rounds < best.rounds)) {
       best = {n, rounds, cycles};
@@ -193,14 +197,18 @@ TileConfig choose_split_tile(std::int64_t M, std::int64_t num_tiles, std::int64_
   const RoundShape sequence = round_shape(kSequenceModel, kSequenceModel.groups, units,
                                           ceil_div(M, kSequenceModel.tokens), sms);
   TileConfig best = kSequenceModel.config;
-  std::int64_t least = num_chunks * sequence.cycles +
-                       sequence.rounds * (kSequenceModel.epilogue + segments * kSegmentStop);
+  double least =
+      static_cast<double>(num_chunks) * sequence.cycles +
+      sequence.rounds * static_cast<double>(kSequenceModel.epilogue + segments * kSegmentStop);
   for (const SplitModel& model : kApartModels) {
     const RoundShape shape =
         round_shape(model, model.groups, units, ceil_div(M, model.tokens) * segments, sms);
-    const std::int64_t cost = ceil_div(num_chunks, std::int64_t{segments}) * shape.cycles +
-                              shape.rounds * model.epilogue + kCombine +
-                              2 * M * partial_row_bytes(num_tiles, segments) / kPartialBytesACycle;
+    const double partials =
+        2.0 * static_cast<double>(M) * static_cast<double>(partial_row_bytes(num_tiles, segments));
+    const double cost =
+        static_cast<double>(ceil_div(num_chunks, std::int64_t{segments})) * shape.cycles +
+        shape.rounds * static_cast<double>(model.epilogue) + kCombine +
+        partials / kPartialBytesACycle;
     if (cost < least) {
       least = cost;
       best = model.config;
