@@ -353,8 +353,8 @@ int run_generate(const Flags& flags, Context& context) {
   check_flags(flags);
   const SamplingOptions sampling = sampling_options(flags);
   RunOptions options = flags.run.resolve();
-  if (!flags.cache_save.empty()) require_writable(flags.cache_save);
-  if (!options.tap_gate.empty()) require_writable(options.tap_gate);
+  if (!flags.cache_save.empty()) require_replaceable(flags.cache_save);
+  if (!options.tap_gate.empty()) require_replaceable(options.tap_gate);
   const auto checkpoint = open_checkpoint(flags.model, options);
   const ModelConfig config = checkpoint->config();
 

@@ -259,7 +259,7 @@ int run_top_logits(const Flags& flags, const RunOptions& options, Context& conte
 }
 
 int run_record(const Flags& flags, const RunOptions& options, Context& context) {
-  require_writable(*flags.record);
+  require_replaceable(*flags.record);
   const auto checkpoint = open_checkpoint(flags.model, options);
   const std::vector<std::int32_t> tokens = read_tokens(flags, checkpoint->config());
   const std::int64_t window =

@@ -90,44 +90,67 @@ std::string read_input(const std::string& path) {
   }
 }
 
+namespace {
+
+void require_access(const std::string& path, int rights, const std::string& name) {
+  if (::access(path.c_str(), rights) != 0) fail(Errc::io, name + ": " + errno_text());
+}
+
+}  // namespace
+
 void require_writable(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  struct stat status {};
-  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
-    errno = EISDIR;
-  else if (::access(folder.c_str(), W_OK | X_OK) == 0)
-    return;
-  fail(Errc::io, path + ": " + errno_text());
+  const ReplaceTarget target = value_or_throw(replace_target(path));
+  if (target.is_special) return require_access(path, W_OK, path);
+  const std::size_t slash = target.path.rfind('/');
+  require_access(slash == std::string::npos ? "." : target.path.substr(0, slash + 1), W_OK | X_OK,
+                 path);
+}
+
+void require_replaceable(const std::string& path) {
+  require_writable(path);
+  if (value_or_throw(replace_target(path)).is_special) {
+    fail(Errc::io, path + ": is not a regular file");
+  }
 }
 
 PendingFile::PendingFile(const std::string& path)
-    : path_(path), temporary_(path + ".tmp" + std::to_string(::getpid())) {}
+    : name_(path), target_(value_or_throw(replace_target(path))) {
+  if (target_.is_special) fail(Errc::io, path + ": is not a regular file");
+  temporary_ = target_.path + ".tmp" + std::to_string(::getpid());
+}
 
 PendingFile::~PendingFile() {
   if (!committed_) ::unlink(temporary_.c_str());
 }
 
 void PendingFile::commit() {
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    fail(Errc::io, path_ + ": " + errno_text());
+  if ((target_.mode >= 0 && ::chmod(temporary_.c_str(), static_cast<mode_t>(target_.mode)) != 0) ||
+      std::rename(temporary_.c_str(), target_.path.c_str()) != 0) {
+    fail(Errc::io, name_ + ": " + errno_text());
   }
   committed_ = true;
 }
 
-void write_file(const std::string& path, std::string_view bytes) {
-  PendingFile pending(path);
-  {
-    Descriptor file;
-    file.fd = ::open(pending.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file.fd < 0) fail(Errc::io, path + ": " + errno_text());
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(Errc::io, path + ": " + errno_text());
-      bytes.remove_prefix(static_cast<std::size_t>(n));
-    }
+namespace {
+
+void write_into(const std::string& file_path, const std::string& name, std::string_view bytes) {
+  Descriptor file;
+  file.fd = ::open(file_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file.fd < 0) fail(Errc::io, name + ": " + errno_text());
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(Errc::io, name + ": " + errno_text());
+    bytes.remove_prefix(static_cast<std::size_t>(n));
   }
+}
+
+}  // namespace
+
+void write_file(const std::string& path, std::string_view bytes) {
+  if (value_or_throw(replace_target(path)).is_special) return write_into(path, path, bytes);
+  PendingFile pending(path);
+  write_into(pending.temporary(), path, bytes);
   pending.commit();
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "io/files.h"
+
 namespace qmlp::cli {
 
 // Thrown when the reader of standard output has gone away: the program ends quietly.
@@ -34,14 +36,16 @@ void reserve_standard_descriptors();
 // The whole of a file, or of standard input for "-". Throws Exception (Errc::io or interrupted).
 std::string read_input(const std::string& path);
 // Throws Exception (Errc::io) when a file could not be made there: said before the long work, not
-// after it.
+// after it. Devices and FIFOs can be written, but not replaced.
 void require_writable(const std::string& path);
+void require_replaceable(const std::string& path);
 
 // A file that appears under its name only when it is complete: written under a temporary name
-// beside it, renamed by commit, removed when that never comes.
+// beside it, renamed by commit, removed when that never comes. Symbolic links are followed, the
+// rights of a file that is there are kept, and what is no regular file is refused.
 class PendingFile {
  public:
-  explicit PendingFile(const std::string& path);
+  explicit PendingFile(const std::string& path);  // throws Exception (Errc::io)
   ~PendingFile();
   PendingFile(const PendingFile&) = delete;
   PendingFile& operator=(const PendingFile&) = delete;
@@ -49,11 +53,12 @@ class PendingFile {
   void commit();  // throws Exception (Errc::io)
 
  private:
-  std::string path_;
+  std::string name_;  // as it was given
+  ReplaceTarget target_;
   std::string temporary_;
   bool committed_ = false;
 };
-// Throws Exception (Errc::io).
+// The same at once, or into a device or FIFO. Throws Exception (Errc::io).
 void write_file(const std::string& path, std::string_view bytes);
 
 }  // namespace qmlp::cli

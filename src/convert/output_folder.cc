@@ -57,6 +57,19 @@ Status check_replaceable(const std::string& destination, const std::string& sour
   if (!names.empty() && config != PathKind::file) {
     return refuse("is not a model folder (it has files but no config.json): not replaced");
   }
+  // Anybody's project may have a config.json; what is removed has to look like weights all through.
+  bool has_weights = names.empty();
+  for (const std::string& name : names) {
+    QMLP_ASSIGN(const PathKind kind, path_kind(join_path(destination, name)));
+    if (kind == PathKind::directory) {
+      return refuse(
+          concat("is not a model folder alone (it has the folder ", name, "): not replaced"));
+    }
+    has_weights = has_weights || name.ends_with(".safetensors");
+  }
+  if (!has_weights) {
+    return refuse("is not a model folder (it has no .safetensors file): not replaced");
+  }
   return {};
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <system_error>
 
@@ -85,6 +86,27 @@ Status write_text_file(const std::string& path, std::string_view text) {
   if (::close(file) != 0 && code == 0) code = errno;
   if (code != 0) return system_error(path, "cannot write", code);
   return {};
+}
+
+Result<ReplaceTarget> replace_target(const std::string& path) {
+  ReplaceTarget target{path};
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    const int code = errno;
+    if (code != ENOENT) return system_error(path, "cannot look at it", code);
+    if (::lstat(path.c_str(), &info) == 0) {
+      return Error{Errc::io, concat(path, ": is a symbolic link to nothing")};
+    }
+    return target;
+  }
+  if (S_ISDIR(info.st_mode)) return system_error(path, "cannot write to it", EISDIR);
+  target.is_special = !S_ISREG(info.st_mode);
+  target.mode = static_cast<int>(info.st_mode & 07777);
+  char* const resolved = ::realpath(path.c_str(), nullptr);
+  if (resolved == nullptr) return system_error(path, "cannot look at it", errno);
+  target.path = resolved;
+  ::free(resolved);
+  return target;
 }
 
 Result<std::vector<std::string>> list_directory(const std::string& path) {

@@ -24,6 +24,16 @@ Result<std::string> read_text_file(const std::string& path, std::uint64_t limit)
 // Creates or replaces a file; on return its bytes have reached the device.
 Status write_text_file(const std::string& path, std::string_view text);
 
+// What a new file of this name replaces when it is complete: symbolic links are followed, so that
+// they stay and their target is replaced.
+struct ReplaceTarget {
+  std::string path;
+  bool is_special = false;  // a device, FIFO or socket, which is written into and never replaced
+  int mode = -1;            // rights of the file that is there; -1: none is
+};
+// An error for a directory and for a link to nothing.
+Result<ReplaceTarget> replace_target(const std::string& path);
+
 // Names in a directory, sorted, without "." and "..".
 Result<std::vector<std::string>> list_directory(const std::string& path);
 

@@ -24,6 +24,24 @@ constexpr std::int64_t kSerialWork = 16384;
 // Positions by which a cache grows at least.
 constexpr std::int64_t kLeastGrowth = 256;
 
+// The longest cache, in positions.
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 40;
+
+// Rows have memory, aligned to their elements.
+template <class View>
+Status check_memory(const char* name, const View& view) {
+  if (view.rows < 0) {
+    return Error{Errc::invalid_argument,
+                 concat(name, ": has ", view.rows, " rows, must have at least 0")};
+  }
+  if (view.rows == 0) return {};
+  if (view.data == nullptr) return Error{Errc::invalid_argument, concat(name, ": is null")};
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+    return Error{Errc::invalid_argument, concat(name, ": is not aligned to its elements")};
+  }
+  return {};
+}
+
 const cpu::ModelKernels& host_kernels() noexcept {
   static const cpu::ModelKernels& kernels = *find_model_kernels(host_facts().isa);
   return kernels;
@@ -93,7 +111,7 @@ Status AttentionCache::Impl::reserve(std::int64_t positions) {
     return Error{Errc::out_of_memory,
                  concat("attention cache of ", positions, " positions is too large")};
   };
-  if (positions > (std::int64_t{1} << 40)) return too_large();
+  if (positions > kMostPositions) return too_large();
   Impl grown;
   grown.num_kv_heads = num_kv_heads;
   grown.head_dim = head_dim;
@@ -159,9 +177,15 @@ Status AttentionCache::append(std::int64_t position, const MatrixView& k,
   };
   QMLP_TRY(check("k", k));
   QMLP_TRY(check("v", v));
+  QMLP_TRY(check_memory("k", k));
+  QMLP_TRY(check_memory("v", v));
   if (k.rows == 0) {
     impl.length = position;
     return {};
+  }
+  if (k.rows > kMostPositions) {
+    return Error{Errc::out_of_memory,
+                 concat("attention cache of ", k.rows, " positions more is too large")};
   }
   QMLP_TRY(impl.reserve(position + k.rows));
   cpu::RopeArgs args{};
@@ -226,6 +250,11 @@ Status check_rows(const AttentionCache::Impl& impl, std::int64_t count, std::int
                  concat("head_stride: is ", head_stride, ", needs at least ", count, " rows of ",
                         impl.head_dim)};
   }
+  const auto heads = checked_mul(head_stride, impl.num_kv_heads);
+  if (!heads || !checked_mul(*heads, impl.element())) {
+    return Error{Errc::invalid_argument, concat("head_stride: is ", head_stride, ", too large for ",
+                                                impl.num_kv_heads, " heads")};
+  }
   return {};
 }
 
@@ -240,7 +269,7 @@ Status AttentionCache::load(std::int64_t count, std::byte* keys, std::byte* valu
 
 Status AttentionCache::store(std::int64_t count, const std::byte* keys, const std::byte* values,
                              std::int64_t head_stride) noexcept {
-  QMLP_TRY(check_rows(*impl_, count, std::int64_t{1} << 40, head_stride));
+  QMLP_TRY(check_rows(*impl_, count, kMostPositions, head_stride));
   QMLP_TRY(impl_->reserve(count));
   copy_heads(*impl_, count, const_cast<std::byte*>(keys), const_cast<std::byte*>(values),
              head_stride, /*to_rows=*/false);
@@ -251,6 +280,7 @@ Status AttentionCache::store(std::int64_t count, const std::byte* keys, const st
 std::size_t attention_workspace_bytes(const AttentionCache& cache, std::int64_t length,
                                       int num_threads) noexcept {
   const AttentionCache::Impl& impl = cache.impl();
+  if (length < 0 || length > kMostPositions || num_threads < 1) return 0;
   return sizeof(float) * static_cast<std::size_t>(num_threads) *
          static_cast<std::size_t>(attention_scratch_floats(round_up(length, cpu::kCacheBlock),
                                                            impl.head_dim, impl.v_row_stride));
@@ -275,6 +305,8 @@ Status attention(const AttentionCache& cache, const MatrixView& q, const Mutable
   };
   QMLP_TRY(check("q", q));
   QMLP_TRY(check("out", out));
+  QMLP_TRY(check_memory("attention: q", q));
+  QMLP_TRY(check_memory("attention: out", out));
   if (q.rows > impl.length) {
     return Error{Errc::invalid_argument,
                  concat("attention: q has ", q.rows, " rows, must have at most ", impl.length,
@@ -286,6 +318,13 @@ Status attention(const AttentionCache& cache, const MatrixView& q, const Mutable
   if (workspace.bytes.size() < need) {
     return Error{Errc::invalid_argument, concat("attention: workspace holds ",
                                                 workspace.bytes.size(), " bytes, needs ", need)};
+  }
+  const auto out_begin = reinterpret_cast<std::uintptr_t>(out.data);
+  const auto out_end =
+      out_begin + static_cast<std::uintptr_t>(out.rows * out.cols * impl.element());
+  const auto space_begin = reinterpret_cast<std::uintptr_t>(workspace.bytes.data());
+  if (out_begin < space_begin + need && space_begin < out_end) {
+    return Error{Errc::invalid_argument, "attention: out overlaps the workspace, must be apart"};
   }
   cpu::AttentionArgs args{};
   args.type = static_cast<int>(impl.dtype);

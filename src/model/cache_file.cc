@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "base/concat.h"
 #include "base/try.h"
+#include "io/files.h"
 #include "model/hash.h"
 #include "model/key_blocks.h"
 #include "model/session_impl.h"
@@ -183,9 +184,13 @@ Status check_header(const std::string& path, const Header& header, const Model::
 }  // namespace
 
 Status Session::Impl::save(const std::string& path) const {
-  const std::string temporary = concat(path, ".tmp.", static_cast<std::int64_t>(::getpid()));
+  if (path.empty()) return Error{Errc::invalid_argument, "path: is empty"};
+  QMLP_ASSIGN(const ReplaceTarget target, replace_target(path));
+  if (target.is_special) return Error{Errc::io, concat(path, ": is not a regular file")};
+  const std::string temporary = concat(target.path, ".tmp.", static_cast<std::int64_t>(::getpid()));
   File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.fd() < 0) return io_error(temporary, "create");
+  if (target.mode >= 0) ::fchmod(file.fd(), static_cast<mode_t>(target.mode));
   const auto fail = [&](const char* what) -> Status {
     const Error error = io_error(temporary, what);
     ::unlink(temporary.c_str());
@@ -216,7 +221,7 @@ Status Session::Impl::save(const std::string& path) const {
       ::fsync(file.fd()) != 0 || !file.close()) {
     return fail("write");
   }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return fail("rename");
+  if (std::rename(temporary.c_str(), target.path.c_str()) != 0) return fail("rename");
   return {};
 }
 

@@ -410,8 +410,8 @@ Status Session::Impl::forward(std::span<const std::int32_t> ids, Logits logits,
   const std::int64_t vocab = impl().config.vocab_size;
   const auto count = static_cast<std::int64_t>(ids.size());
   if (count == 0) return Error{Errc::invalid_argument, "tokens: none given"};
-  if (count > max_tokens - position) {
-    return Error{Errc::invalid_argument, concat("tokens: ", count, " more after ", position,
+  if (ids.size() > static_cast<std::size_t>(max_tokens - position)) {
+    return Error{Errc::invalid_argument, concat("tokens: ", ids.size(), " more after ", position,
                                                 " exceed the context of ", max_tokens)};
   }
   for (std::int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,7 @@
 import json
 import os
+import stat
+import subprocess
 import unittest
 import xml.etree.ElementTree
 
@@ -42,6 +44,14 @@ class Bench(cli.TestCase):
         self.assertGreater(fused["copies"], 1)
         for key in ("version", "build", "compiler", "command", "cpu", "isa", "rotate_bytes"):
             self.assertTrue(result[key], key)
+
+    def test_writes_into_what_is_no_file(self):
+        pipe = os.path.join(cli.FOLDER, "bench.pipe")
+        os.mkfifo(pipe)
+        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+        self.good("bench", "--shape", "64,64", "--m", 1, "--group", 32, *FAST, "--json", pipe)
+        self.assertEqual(len(json.loads(reader.communicate(timeout=60)[0])["rows"]), 3)
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
     def test_says_when_the_rotation_is_short(self):
         text = self.good("bench", "--shape", "64,64", "--m", 1, "--group", 32,

@@ -1,4 +1,5 @@
 import os
+import stat
 import unittest
 
 import cli
@@ -195,6 +196,23 @@ class Generate(cli.TestCase):
         for option in ("--prompt-cache-save", "--tap-gate"):
             self.bad(3, "/nonexistent/x", "generate", m, "-p", "abc", option, "/nonexistent/x")
             self.bad(3, cli.FOLDER, "generate", m, "-p", "abc", option, cli.FOLDER)
+            pipe = os.path.join(cli.FOLDER, "pipe" + option)
+            os.mkfifo(pipe)
+            self.bad(3, "is not a regular file", "generate", m, "-p", "abc", option, pipe)
+            self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def test_files_that_are_there_keep_their_kind_and_rights(self):
+        for option in ("--prompt-cache-save", "--tap-gate"):
+            path = os.path.join(cli.FOLDER, "there" + option)
+            with open(path, "w") as file:
+                file.write("old")
+            os.chmod(path, 0o600)
+            link = path + ".link"
+            os.symlink(path, link)
+            self.generate("-p", "abc", "-n", 1, option, link)
+            self.assertTrue(os.path.islink(link))
+            self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+            self.assertGreater(os.path.getsize(path), 100)
 
     def test_byte_fallback_and_bos(self):
         start, end = tiny_model.IM_START, tiny_model.IM_END

@@ -423,6 +423,15 @@ TEST(ConvertSafety, DoesNotReplaceWhatIsNoModel) {
   folder.write("photos/one.jpg", "x");
   expect_error(convert(source, folder.file("photos"), force), Errc::invalid_argument,
                "not a model folder");
+  // A config.json alone makes no model of somebody's project.
+  folder.write("photos/config.json", "{}");
+  expect_error(convert(source, folder.file("photos"), force), Errc::invalid_argument,
+               "no .safetensors file");
+  folder.write("photos/model.safetensors", "x");
+  std::filesystem::create_directory(folder.file("photos/src"));
+  expect_error(convert(source, folder.file("photos"), force), Errc::invalid_argument,
+               "the folder src");
+  EXPECT_TRUE(std::filesystem::exists(folder.file("photos/one.jpg")));
   expect_error(convert(source, source, force), Errc::invalid_argument, "not a folder");
   expect_error(convert(source, folder.path(), force), Errc::invalid_argument,
                "holds the source itself");

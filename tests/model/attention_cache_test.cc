@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -210,6 +211,20 @@ TEST(AttentionCache, Refusals) {
             "count: is 5, must be from 0 to 4");
   EXPECT_EQ(message(cache->load(2, rows.bytes.data(), rows.bytes.data(), 31)),
             "head_stride: is 31, needs at least 2 rows of 16");
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(message(cache->load(2, rows.bytes.data(), rows.bytes.data(), kHuge)),
+            "head_stride: is " + std::to_string(kHuge) + ", too large for 2 heads");
+  MatrixView bad = rows_of(rows, 32, 0, 1);
+  bad.data = nullptr;
+  EXPECT_EQ(message(cache->append(4, bad, rows_of(rows, 32, 0, 1))), "k: is null");
+  EXPECT_EQ(message(cache->append(4, rows_of(rows, 32, 0, 1), bad)), "v: is null");
+  bad.data = rows.bytes.data() + 1;
+  EXPECT_EQ(message(cache->append(4, bad, rows_of(rows, 32, 0, 1))),
+            "k: is not aligned to its elements");
+  bad = rows_of(rows, 32, 0, -1);
+  EXPECT_EQ(message(cache->append(4, bad, bad)), "k: has -1 rows, must have at least 0");
+  EXPECT_EQ(cache->length(), 4);
+  EXPECT_EQ(attention_workspace_bytes(*cache, kHuge, 1), 0u);
 
   auto pool = *ThreadPool::create(1);
   Values out(DType::f32, 64 * 8);
@@ -226,6 +241,18 @@ TEST(AttentionCache, Refusals) {
             "attention: q has 5 rows, must have at most 4, the cache's length");
   EXPECT_EQ(attend(64, 1, 8),
             "attention: workspace holds 8 bytes, needs " + std::to_string(workspace.size()));
+  const auto attend_rows = [&](const MatrixView& q, const MutableMatrixView& to) {
+    return message(attention(*cache, q, to, 1.0f, Workspace{workspace}, cpu_stream(*pool)));
+  };
+  MatrixView no_q = rows_of(out, 64, 0, 1);
+  no_q.data = nullptr;
+  EXPECT_EQ(attend_rows(no_q, output_rows(out, 64, 0, 1)), "attention: q: is null");
+  MutableMatrixView no_out = output_rows(out, 64, 0, 1);
+  no_out.data = nullptr;
+  EXPECT_EQ(attend_rows(rows_of(out, 64, 0, 1), no_out), "attention: out: is null");
+  no_out.data = workspace.data();
+  EXPECT_EQ(attend_rows(rows_of(out, 64, 0, 1), no_out),
+            "attention: out overlaps the workspace, must be apart");
   EXPECT_EQ(message(attention(*cache, rows_of(out, 64, 0, 1), output_rows(out, 64, 0, 1), 1.0f,
                               Workspace{workspace}, Stream{})),
             "attention: stream is no CPU stream, needs one");

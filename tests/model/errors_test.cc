@@ -62,6 +62,13 @@ TEST_F(SessionErrors, ForwardNamesWhatIsWrongAndStaysWhereItWas) {
                Errc::invalid_argument, "logits: out holds 99 floats, 2 rows of 50 are asked for");
   expect_error(s->forward(std::vector<std::int32_t>{1, 2}, Logits::last, out),
                Errc::invalid_argument, "logits: out holds 99 floats, 1 rows of 50 are asked for");
+  // As many as a negative number of them looks like.
+  const std::vector<std::int32_t> one = {1};
+  for (const std::size_t count : {std::size_t{1} << 63, ~std::size_t{0}}) {
+    const Status status = s->forward({one.data(), count}, Logits::none, {});
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::invalid_argument);
+  }
   EXPECT_EQ(s->position(), 3);
   EXPECT_EQ(s->tokens().size(), 3u);
   value_or_throw(forward(*s, {4, 5, 6, 7, 8}));  // to the last place
@@ -349,7 +356,16 @@ TEST_F(CacheFile, FilesThatCannotBeOpenedOrWrittenAreNamed) {
             std::string::npos);
   const Status onto_folder = session()->save(folder);
   ASSERT_FALSE(onto_folder);
-  EXPECT_NE(onto_folder.error().message.find(": cannot rename: "), std::string::npos);
+  EXPECT_NE(onto_folder.error().message.find(": cannot write to it: Is a directory"),
+            std::string::npos);
+  const std::string pipe = synthetic.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_error(session()->save(pipe), Errc::io, pipe + ": is not a regular file");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  const std::string nothing = synthetic.file("dangling");
+  std::filesystem::create_symlink("nowhere", nothing);
+  expect_error(session()->save(nothing), Errc::io, nothing + ": is a symbolic link to nothing");
+  expect_error(session()->save(""), Errc::invalid_argument, "path: is empty");
   // Neither attempt leaves its temporary file behind.
   for (const auto& entry : std::filesystem::directory_iterator(synthetic.path())) {
     EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << entry.path();
@@ -358,6 +374,15 @@ TEST_F(CacheFile, FilesThatCannotBeOpenedOrWrittenAreNamed) {
   value_or_throw(empty->save(path));  // no tokens: a valid file, replacing the old one
   value_or_throw(empty->load(path));
   EXPECT_EQ(empty->position(), 0);
+  // A link stays one, and its target keeps its rights.
+  const std::string link = synthetic.file("link");
+  std::filesystem::create_symlink(path, link);
+  std::filesystem::permissions(
+      path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  value_or_throw(empty->save(link));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(std::filesystem::status(path).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 """Our conversion of the GGUF file against MLX's own GGUF reader."""
+import functools
 import re
+import resource
+import shutil
+import subprocess
 import unittest
 
 import mlx.core as mx
@@ -48,6 +52,26 @@ class Gguf(unittest.TestCase):
                 actual, expected = actual.astype(numpy.float32), expected.astype(numpy.float32)
             self.assertTrue(numpy.array_equal(actual, expected), name)
         print(f"{len(theirs)} tensors equal")
+
+    def test_too_little_memory_leaves_nothing(self):
+        folder = support.scratch() / "little-memory"
+        failures = 0
+        for megabytes in range(88, 216, 16):
+            folder.mkdir()
+            done = subprocess.run(
+                [support.program(), "convert", support.gguf, folder / "model"], text=True,
+                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, check=False,
+                preexec_fn=functools.partial(
+                    resource.setrlimit, resource.RLIMIT_AS, 2 * (megabytes << 20,)))
+            left = sorted(path.name for path in folder.iterdir())
+            if done.returncode == 0:
+                self.assertEqual(left, ["model"])
+            else:
+                failures += 1
+                self.assertEqual((done.returncode, left), (3, []), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1)
+            shutil.rmtree(folder)
+        self.assertGreater(failures, 2)
 
 
 if __name__ == "__main__":
