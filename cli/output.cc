@@ -96,28 +96,28 @@ void require_access(const std::string& path, int rights, const std::string& name
   if (::access(path.c_str(), rights) != 0) fail(Errc::io, name + ": " + errno_text());
 }
 
+void require_folder_access(const ReplaceTarget& target, const std::string& name) {
+  const std::size_t slash = target.path.rfind('/');
+  require_access(slash == std::string::npos ? "." : target.path.substr(0, slash + 1), W_OK | X_OK,
+                 name);
+}
+
 }  // namespace
 
 void require_writable(const std::string& path) {
   const ReplaceTarget target = value_or_throw(replace_target(path));
   if (target.is_special) return require_access(path, W_OK, path);
-  const std::size_t slash = target.path.rfind('/');
-  require_access(slash == std::string::npos ? "." : target.path.substr(0, slash + 1), W_OK | X_OK,
-                 path);
+  require_folder_access(target, path);
 }
 
 void require_replaceable(const std::string& path) {
-  require_writable(path);
-  if (value_or_throw(replace_target(path)).is_special) {
-    fail(Errc::io, path + ": is not a regular file");
-  }
+  require_folder_access(value_or_throw(regular_target(path)), path);
 }
 
 PendingFile::PendingFile(const std::string& path)
-    : name_(path), target_(value_or_throw(replace_target(path))) {
-  if (target_.is_special) fail(Errc::io, path + ": is not a regular file");
-  temporary_ = target_.path + ".tmp" + std::to_string(::getpid());
-}
+    : name_(path),
+      target_(value_or_throw(regular_target(path))),
+      temporary_(target_.path + ".tmp" + std::to_string(::getpid())) {}
 
 PendingFile::~PendingFile() {
   if (!committed_) ::unlink(temporary_.c_str());

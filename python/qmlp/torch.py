@@ -220,44 +220,23 @@ _mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)
 # autograd.Function does; it is not for torch.compile, which sees through it.
 
 
-def _no_jvp(op: str) -> Any:
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(_arrays.no_forward_mode(op))
+def _function(name: str, op: Any, setup: Any, derivative: Any) -> Any:
+    """A custom op as an autograd.Function."""
 
-    return jvp
+    class Function(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(setup)
+        backward = staticmethod(derivative)
 
+        @staticmethod
+        def forward(*args):
+            return op(*args)
 
-class _LinearFunction(torch.autograd.Function):
-    generate_vmap_rule = True
-    setup_context = staticmethod(_linear_setup)
-    backward = staticmethod(_linear_backward)
-    jvp = staticmethod(_no_jvp("quantized_linear"))
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise NotImplementedError(_arrays.no_forward_mode(name))
 
-    @staticmethod
-    def forward(x, weight, linear_bias, residual):
-        return _linear(x, weight, linear_bias, residual)
-
-
-class _SwigluFunction(torch.autograd.Function):
-    generate_vmap_rule = True
-    setup_context = staticmethod(_swiglu_setup)
-    backward = staticmethod(_swiglu_backward)
-    jvp = staticmethod(_no_jvp("fused_swiglu"))
-
-    @staticmethod
-    def forward(x, weight, gate_bias, up_bias):
-        return _swiglu(x, weight, gate_bias, up_bias)
-
-
-class _MlpFunction(torch.autograd.Function):
-    generate_vmap_rule = True
-    setup_context = staticmethod(_mlp_setup)
-    backward = staticmethod(_mlp_backward)
-    jvp = staticmethod(_no_jvp("fused_mlp"))
-
-    @staticmethod
-    def forward(x, gate_up, down, gate_bias, up_bias, down_bias, residual):
-        return _mlp(x, gate_up, down, gate_bias, up_bias, down_bias, residual)
+    return Function
 
 
 def _wants_grad(array: Any) -> bool:
@@ -279,9 +258,9 @@ def _chosen(op: Any, function: Any) -> Any:
     return run
 
 
-_run_linear = _chosen(_linear, _LinearFunction)
-_run_swiglu = _chosen(_swiglu, _SwigluFunction)
-_run_mlp = _chosen(_mlp, _MlpFunction)
+_run_linear = _chosen(_linear, _function("quantized_linear", _linear, _linear_setup, _linear_backward))
+_run_swiglu = _chosen(_swiglu, _function("fused_swiglu", _swiglu, _swiglu_setup, _swiglu_backward))
+_run_mlp = _chosen(_mlp, _function("fused_mlp", _mlp, _mlp_setup, _mlp_backward))
 
 
 def _register_vmap(op: Any, rows: tuple[int, ...]) -> None:

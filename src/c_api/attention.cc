@@ -62,8 +62,7 @@ qmlp_status qmlp_attention_cache_store(qmlp_attention_cache* cache, int64_t coun
 
 size_t qmlp_attention_workspace_bytes(const qmlp_attention_cache* cache, int64_t length,
                                       int32_t num_threads) {
-  if (cache == nullptr || length < 0 || num_threads < 1) return 0;
-  return attention_workspace_bytes(*cache->cache, length, num_threads);
+  return cache == nullptr ? 0 : attention_workspace_bytes(*cache->cache, length, num_threads);
 }
 
 qmlp_status qmlp_attention(const qmlp_attention_cache* cache, const qmlp_matrix* q,

@@ -109,6 +109,12 @@ Result<ReplaceTarget> replace_target(const std::string& path) {
   return target;
 }
 
+Result<ReplaceTarget> regular_target(const std::string& path) {
+  QMLP_ASSIGN(ReplaceTarget target, replace_target(path));
+  if (target.is_special) return Error{Errc::io, concat(path, ": is not a regular file")};
+  return target;
+}
+
 Result<std::vector<std::string>> list_directory(const std::string& path) {
   DIR* directory = ::opendir(path.c_str());
   if (directory == nullptr) return system_error(path, "cannot list", errno);

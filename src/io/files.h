@@ -33,6 +33,8 @@ struct ReplaceTarget {
 };
 // An error for a directory and for a link to nothing.
 Result<ReplaceTarget> replace_target(const std::string& path);
+// The same for what cannot be written into a device, FIFO or socket: an error for those.
+Result<ReplaceTarget> regular_target(const std::string& path);
 
 // Names in a directory, sorted, without "." and "..".
 Result<std::vector<std::string>> list_directory(const std::string& path);

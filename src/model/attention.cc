@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/aligned_buffer.h"
+#include "base/byte_range.h"
 #include "base/carver.h"
 #include "base/checked.h"
 #include "base/concat.h"
@@ -319,11 +320,8 @@ Status attention(const AttentionCache& cache, const MatrixView& q, const Mutable
     return Error{Errc::invalid_argument, concat("attention: workspace holds ",
                                                 workspace.bytes.size(), " bytes, needs ", need)};
   }
-  const auto out_begin = reinterpret_cast<std::uintptr_t>(out.data);
-  const auto out_end =
-      out_begin + static_cast<std::uintptr_t>(out.rows * out.cols * impl.element());
-  const auto space_begin = reinterpret_cast<std::uintptr_t>(workspace.bytes.data());
-  if (out_begin < space_begin + need && space_begin < out_end) {
+  const auto scratch = reinterpret_cast<std::uintptr_t>(workspace.bytes.data());
+  if (range_of(out).meets({scratch, scratch + need})) {
     return Error{Errc::invalid_argument, "attention: out overlaps the workspace, must be apart"};
   }
   cpu::AttentionArgs args{};

@@ -185,8 +185,7 @@ Status check_header(const std::string& path, const Header& header, const Model::
 
 Status Session::Impl::save(const std::string& path) const {
   if (path.empty()) return Error{Errc::invalid_argument, "path: is empty"};
-  QMLP_ASSIGN(const ReplaceTarget target, replace_target(path));
-  if (target.is_special) return Error{Errc::io, concat(path, ": is not a regular file")};
+  QMLP_ASSIGN(const ReplaceTarget target, regular_target(path));
   const std::string temporary = concat(target.path, ".tmp.", static_cast<std::int64_t>(::getpid()));
   File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.fd() < 0) return io_error(temporary, "create");
