@@ -289,7 +289,7 @@ STAGES = ("facts", "check", "pack", "random", "vectors", "decode", "prefill", "l
           "cliffs", "peers", "torch", "mlx", "models")
 # Checks of one script that run in a process of their own, side by side: MLX compiles for minutes.
 MLX_JOBS = (
-    ("mlx_gpu.py", "device linear_bits linear_epilogues swiglu_and_mlp_bits layouts"),
+    ("mlx_gpu.py", "device linear_bits linear_segments linear_epilogues swiglu_and_mlp_bits layouts"),
     ("mlx_gpu.py", "whole_layers small_models f32_models batches lora"),
     ("mlx_gpu.py", "chain_of_80 threads_and_streams unpack_and_parts gradients mixed_types"),
     ("mlx_gpu.py", "one_billion equal_to_mlx"),

@@ -28,7 +28,8 @@ Place default_place() {
 }
 
 PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
-                     const std::vector<std::pair<int, int>>& formats, int activation) {
+                     const std::vector<std::pair<int, int>>& formats, int activation,
+                     int segments) {
   std::vector<Source> sources;
   int bits[2] = {}, group_sizes[2] = {};
   for (std::size_t i = 0; i < parts.size() && i < 2; ++i) {
@@ -38,7 +39,7 @@ PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
     group_sizes[i] = formats[i].second;
   }
   return PackedWeight::make(std::move(sources), bits, group_sizes, mlx_dtype(activation),
-                            default_place());
+                            default_place(), segments);
 }
 
 }  // namespace
@@ -103,7 +104,7 @@ NB_MODULE(_mlx, m) {
 
   // Takes an array, to see that MLX's arrays are known here.
   m.def("probe", [](const array& a) { return static_cast<std::int64_t>(a.size()); });
-  m.def("pack", &pack, "parts"_a, "formats"_a, "activation"_a,
+  m.def("pack", &pack, "parts"_a, "formats"_a, "activation"_a, "segments"_a,
         nb::call_guard<qmlp_python::GilReleased>());
   m.def("quantized_linear", &quantized_linear, "x"_a, "weight"_a, "linear_bias"_a.none(),
         "residual"_a.none(), "stream"_a.none(), nb::call_guard<qmlp_python::GilReleased>());

@@ -91,8 +91,9 @@ mx::Dtype mlx_dtype(qmlp_dtype dtype) {
 }
 
 PackedWeightPtr PackedWeight::make(std::vector<Source> sources, int bits[2], int group_sizes[2],
-                                   mx::Dtype activation, Place place) {
+                                   mx::Dtype activation, Place place, int segments) {
   PackedWeightPtr made(new PackedWeight);
+  made->segments_ = segments;
   std::vector<mx::array> wanted;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     Source& source = sources[i];
@@ -224,6 +225,7 @@ Place PackedWeight::place() const {
 std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation, Place place) const {
   const std::string device = name_of(place);
   const qmlp_dtype code = dtype_code(activation);
+  const int segments = place == mx::Device::gpu ? segments_ : 0;
   qmlp_plan* plan = nullptr;
   if (specs_.size() == 1) {
     qmlp_linear_problem problem = QMLP_LINEAR_PROBLEM_INIT;
@@ -232,6 +234,7 @@ std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation, Place p
     problem.K = K_;
     problem.weight = specs_[0];
     problem.activation = code;
+    problem.segments = segments;
     check(qmlp_plan_linear(&problem, device.c_str(), nullptr, &plan));
   } else {
     qmlp_swiglu_problem problem = QMLP_SWIGLU_PROBLEM_INIT;
@@ -241,6 +244,7 @@ std::shared_ptr<qmlp_plan> PackedWeight::make_plan(mx::Dtype activation, Place p
     problem.gate = specs_[0];
     problem.up = specs_[1];
     problem.activation = code;
+    problem.segments = segments;
     check(qmlp_plan_swiglu(&problem, device.c_str(), nullptr, &plan));
   }
   return std::shared_ptr<qmlp_plan>(plan, qmlp_plan_free);
@@ -318,6 +322,7 @@ PackedWeightPtr PackedWeight::part(int index) {
   half->N_ = N_;
   half->K_ = K_;
   half->specs_ = {specs_[static_cast<std::size_t>(index)]};
+  half->segments_ = segments_;
   half->whole_ = shared_from_this();
   half->index_ = index;
   return half;

@@ -48,10 +48,10 @@ struct Source {
 class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
  public:
   // Evaluates the sources and packs them for `activation` at `place`. One source is a linear layer,
-  // two are gate and up.
+  // two are gate and up. segments: of sums on a GPU, 0 for the plan's choice.
   static std::shared_ptr<PackedWeight> make(std::vector<Source> sources, int bits[2],
                                             int group_sizes[2], mlx::core::Dtype activation,
-                                            Place place);
+                                            Place place, int segments);
 
   std::int64_t N() const { return N_; }
   std::int64_t K() const { return K_; }
@@ -89,6 +89,7 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
   std::int64_t N_ = 0;
   std::int64_t K_ = 0;
   std::vector<qmlp_quant_spec> specs_;
+  int segments_ = 0;  // of sums on a GPU
   std::shared_ptr<PackedWeight> whole_;  // of a part
   int index_ = 0;
 

@@ -30,8 +30,7 @@ std::int64_t num_tiles_of(const plan::Problem& problem) noexcept {
 
 bool is_chosen_relay(const Kernel&, const plan::Problem& problem,
                      const DeviceFacts& device) noexcept {
-  return prefers_relay(num_tiles_of(problem), chunks_of(problem), std::max(problem.segments, 1),
-                       device);
+  return prefers_relay(num_tiles_of(problem), chunks_of(problem), problem.segments, device);
 }
 
 bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
@@ -46,8 +45,7 @@ bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
   const int bits =
       common_bits(bits_of(problem.spec[0]), bits_of(problem.spec[problem.num_weights() - 1]));
   const TileConfig config = choose_tile(
-      {problem.M, num_tiles_of(problem), chunks_of(problem), std::max(problem.segments, 1), bits},
-      device);
+      {problem.M, num_tiles_of(problem), chunks_of(problem), problem.segments, bits}, device);
   return kernel.body == kTileSm90 + static_cast<int>(config);
 }
 

@@ -39,7 +39,7 @@ std::size_t kernel_workspace_bytes(const plan::Kernel& kernel, const plan::Probl
       stream_fragment_bytes(problem.M, ceil_div(problem.K, kChunkK), device);
   if (kernel.body == kStreamSm80 || (kernel.body < kTileSm90 && fragments == 0)) return fragments;
   const std::int64_t num_tiles = tiles_of(problem.N, problem.op == plan::Op::swiglu);
-  return std::max(fragments, partial_bytes(problem.M, num_tiles, std::max(problem.segments, 1)));
+  return std::max(fragments, partial_bytes(problem.M, num_tiles, problem.segments));
 }
 
 int run_kernel(const plan::Kernel& kernel, const plan::OpCall& call) noexcept {

@@ -21,7 +21,7 @@ struct Problem {
   DType activation = DType::bf16;
   Precision precision = Precision::match;
   Accumulation accumulation = Accumulation::f32;
-  int segments = 0;
+  int segments = 1;
 
   int num_weights() const noexcept { return op == Op::swiglu ? 2 : 1; }
 };

@@ -13,6 +13,18 @@ Accumulation default_accumulation(const DeviceFacts& device) noexcept {
   return device.kind == DeviceKind::cuda ? Accumulation::tensor : Accumulation::f32;
 }
 
+// S of `tensor` unless one is asked for: four where chains are long and too few to hide each
+// other's latency (docs/decisions/0018-default-segments.md). A function of (N, K) and of the
+// device's contract alone: bits depend on nothing else, and fused calls equal unfused ones.
+int default_segments(Accumulation accumulation, std::int64_t N, std::int64_t K,
+                     const DeviceFacts& device) noexcept {
+  constexpr std::int64_t kLongChain = 4096, kMostChains = 8192;
+  const bool was_measured = device.kind == DeviceKind::cpu || device.isa != Isa::sm80;
+  return accumulation == Accumulation::tensor && was_measured && K >= kLongChain && N <= kMostChains
+             ? 4
+             : 1;
+}
+
 Support supports_any(const Problem& problem, const DeviceFacts& device) noexcept {
   Support last{Reason::no_device, "device", static_cast<std::int64_t>(device.kind), "cpu or cuda"};
   for (const Kernel& kernel : kernels(device.kind)) {
@@ -66,7 +78,7 @@ Result<Plan> make(const Problem& problem, const DeviceFacts& device, const PlanO
   auto state = std::make_shared<Plan::State>();
   state->problem = problem;
   state->device = device;
-  state->segments = std::max(problem.segments, 1);
+  state->segments = problem.segments;
   std::vector<std::int64_t> borders = {0};
   for (const Kernel& kernel : table) {
     for (const std::int64_t M : {kernel.M_begin, kernel.M_end}) {
@@ -94,23 +106,20 @@ Result<Plan> make(const Problem& problem, const DeviceFacts& device, const PlanO
 }  // namespace
 
 Problem to_problem(const SwigluProblem& p, const DeviceFacts& device) noexcept {
-  return {Op::swiglu,     p.M_max,
-          p.intermediate, p.hidden,
-          {p.gate, p.up}, p.activation,
-          p.precision,    p.accumulation.value_or(default_accumulation(device)),
-          p.segments};
+  const Accumulation accumulation = p.accumulation.value_or(default_accumulation(device));
+  const int segments = p.segments != 0
+                           ? p.segments
+                           : default_segments(accumulation, p.intermediate, p.hidden, device);
+  return {Op::swiglu,   p.M_max,     p.intermediate, p.hidden, {p.gate, p.up},
+          p.activation, p.precision, accumulation,   segments};
 }
 
 Problem to_problem(const LinearProblem& p, const DeviceFacts& device) noexcept {
-  return {Op::linear,
-          p.M_max,
-          p.N,
-          p.K,
-          {p.weight, {}},
-          p.activation,
-          Precision::match,
-          p.accumulation.value_or(default_accumulation(device)),
-          p.segments};
+  const Accumulation accumulation = p.accumulation.value_or(default_accumulation(device));
+  const int segments =
+      p.segments != 0 ? p.segments : default_segments(accumulation, p.N, p.K, device);
+  return {Op::linear,   p.M_max,          p.N,          p.K,     {p.weight, {}},
+          p.activation, Precision::match, accumulation, segments};
 }
 
 }  // namespace plan

@@ -87,14 +87,14 @@ Support supports(const Kernel& kernel, const Problem& problem, const DeviceFacts
               "bf16 or f16, which the tensor contract is defined for"};
     }
     const int s = problem.segments;
-    if (s != 0 && s != 1 && s != 2 && s != 4 && s != 8) {
+    if (s != 1 && s != 2 && s != 4 && s != 8) {
       return {Reason::accumulation, "segments", s, "1, 2, 4 or 8"};
     }
-  } else if (problem.segments != 0 && problem.segments != 1) {
+  } else if (problem.segments != 1) {
     return {Reason::accumulation, "segments", problem.segments, "1 with f32 accumulation"};
   }
   if (problem.segments > kernel.max_segments) {
-    return {Reason::accumulation, "segments", problem.segments, "1 on this device"};
+    return {Reason::accumulation, "segments", problem.segments, "1 with this kernel"};
   }
   if (problem.activation != kernel.activation) {
     return {Reason::dtype, "activation", static_cast<std::int64_t>(problem.activation),

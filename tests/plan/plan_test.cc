@@ -172,6 +172,53 @@ TEST(MakePlan, ChoosesForMachinesThatAreNotHere) {
   EXPECT_NE(machine_facts("cray1").error().message.find("h200"), std::string::npos);
 }
 
+// What the plan chooses is a function of N and K: the same for a GPU and the CPU that checks it,
+// for a SwiGLU and a linear layer with its gate's weight, for any M and weight.
+TEST(MakePlan, ChosenSegments) {
+  struct Case {
+    std::int64_t N, K;
+    int segments;
+  };
+  for (const Case& of :
+       {Case{4096, 14336, 4}, Case{4096, 4096, 4}, Case{1024, 4096, 4}, Case{8192, 28672, 4},
+        Case{8192, 4096, 4}, Case{1, 4096, 4}, Case{1536, 4608, 4}, Case{14336, 4096, 1},
+        Case{8193, 4096, 1}, Case{28672, 8192, 1}, Case{4096, 4032, 1}, Case{576, 1536, 1}}) {
+    for (const char* name : {"h200", "avx2", "portable", "a100"}) {
+      const DeviceFacts facts = machine(name);
+      const bool measured = facts.isa != Isa::sm80;
+      for (const std::int64_t M : {1, 300}) {
+        for (const int bits : {3, 8}) {
+          LinearProblem linear{
+              M, of.N, of.K, {bits, 64, DType::bf16}, DType::bf16, Accumulation::tensor, 0};
+          SwigluProblem swiglu{M,
+                               of.K,
+                               of.N,
+                               linear.weight,
+                               linear.weight,
+                               DType::bf16,
+                               Precision::match,
+                               Accumulation::tensor,
+                               0};
+          const auto of_linear = make_plan(linear, facts), asked = [&] {
+            linear.segments = 1;
+            return make_plan(linear, facts);
+          }();
+          const auto of_swiglu = make_plan(swiglu, facts);
+          ASSERT_TRUE(of_linear && of_swiglu && asked) << name;
+          EXPECT_EQ(of_linear->segments(), measured ? of.segments : 1)
+              << name << of.N << " " << of.K;
+          EXPECT_EQ(of_swiglu->segments(), of_linear->segments()) << name << of.N << " " << of.K;
+          EXPECT_EQ(asked->segments(), 1);
+        }
+      }
+    }
+    LinearProblem on_cpu{1, of.N, of.K, {4, 64, DType::bf16}, DType::bf16, {}, 0};
+    const auto plan = make_plan(on_cpu, machine("avx2"));
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->segments(), 1) << "f32";
+  }
+}
+
 TEST(MakePlan, AskedContractsAndSegments) {
   LinearProblem problem = good_linear();
   problem.accumulation = Accumulation::tensor;

@@ -508,6 +508,14 @@ class Changes(PatchTest):
         self.assertEqual(sum(what == "fused MLP" for _, what in report.replaced), 3)
         self.assertFalse(any(isinstance(layer, qmlp.mlx._layers.FusedBlock)
                              for layer in self.model.layers))
+        before = logits(self.model, self.tokens)
+        qmlp.mlx.patch(self.model, small_ops=False, segments=4)  # of a GPU's sums: packs again
+        self.assertTrue(mx.array_equal(logits(self.model, self.tokens), before).item())
+        for asked in (3, -1, 16, None, "4"):
+            with self.assertRaisesRegex(ValueError, "segments is .*, needs 0, 1, 2, 4 or 8"):
+                qmlp.mlx.patch(self.model, segments=asked)
+            with self.assertRaisesRegex(ValueError, "segments is .*, needs 0, 1, 2, 4 or 8"):
+                qmlp.mlx.pack(mx.zeros((8, 64)), segments=asked)
         fresh = tiny()
         qmlp.mlx.patch(fresh, small_ops=False)
         self.assertTrue(mx.array_equal(logits(self.model, self.tokens),

@@ -30,6 +30,7 @@ from .._plans import (
 )
 from .._weights import QuantizedTensor
 from .._weights import dequantize as _dequantize
+from . import _modules
 
 def quantize(w: mx.array, *, bits: int = 4, group_size: int = 64) -> QuantizedTensor:
     """mx.quantize on the CPU, lazily: w [..., N, K]. Unpacks as codes, scales, biases."""
@@ -45,15 +46,17 @@ def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> mx.array:
 
 def pack(
     weight: QuantizedTensor | mx.array, up: QuantizedTensor | mx.array | None = None, *,
-    activation: Any = None,
+    activation: Any = None, segments: int = 0,
 ) -> PackedWeight:
     """Re-lays a weight for the kernels, once; the arrays need not be kept.
 
     weight: a QuantizedTensor [N, K], or floats [N, K]. up: the second weight of a SwiGLU, `weight`
     being its gate. activation: the type of x that is expected, by default that of the scales; x of
-    another type packs the weight again. Evaluates the arrays. Raises ValueError for shapes and
-    formats that no kernel takes.
+    another type packs the weight again. segments: parts that sums over K have on a GPU, 1 for MLX's
+    own bits at eight rows and more, 0 for the plan's choice. Evaluates the arrays. Raises
+    ValueError for shapes and formats that no kernel takes.
     """
+    _modules.check_segments(segments)
     parts, formats, types = [], [], []
     for source in (weight,) if up is None else (weight, up):
         if isinstance(source, QuantizedTensor):
@@ -68,7 +71,7 @@ def pack(
             raise TypeError(f"weight is a {type(source).__name__}, needs a QuantizedTensor or an "
                             "mx.array")
     code = _promoted(types) if activation is None else _dtypes.code_of(activation)
-    return native.pack(parts, formats, code)
+    return native.pack(parts, formats, code, segments)
 
 
 def _promoted(types: list[Any]) -> int:

@@ -23,10 +23,12 @@ _FROZEN = frozenset(_QUANTIZED)
 class Packed:
     """What a patched module runs on: the packed weight, and the arrays that stand for it."""
 
-    __slots__ = ("weight", "ids", "keeps_arrays")
+    __slots__ = ("weight", "segments", "ids", "keeps_arrays")
 
-    def __init__(self, module: nn.Module, weight: Any, keeps_arrays: bool = False) -> None:
+    def __init__(self, module: nn.Module, weight: Any, segments: int,
+                 keeps_arrays: bool = False) -> None:
         self.weight = weight
+        self.segments = segments  # as asked for
         self.keeps_arrays = keeps_arrays
         self.hand_out(module)
 
@@ -48,7 +50,8 @@ class Packed:
 
     def __deepcopy__(self, memo: Any) -> "Packed":
         copied = object.__new__(Packed)
-        copied.weight, copied.ids, copied.keeps_arrays = self.weight, self.ids, self.keeps_arrays
+        for name in self.__slots__:
+            setattr(copied, name, getattr(self, name))
         return copied
 
     def is_current(self, module: nn.Module) -> bool:
@@ -56,13 +59,18 @@ class Packed:
         return native.is_current(module, self.ids)
 
 
-def pack_module(module: nn.Module, activation: int) -> Packed:
+def check_segments(segments: int) -> None:
+    if segments not in (0, 1, 2, 4, 8):
+        raise ValueError(f"segments is {segments!r}, needs 0, 1, 2, 4 or 8")
+
+
+def pack_module(module: nn.Module, activation: int, segments: int) -> Packed:
     """Packs a QuantizedLinear's or QuantizedEmbedding's own arrays."""
     parts = [module[name] for name in _QUANTIZED]
-    weight = native.pack([parts], [(module.bits, module.group_size)], activation)
+    weight = native.pack([parts], [(module.bits, module.group_size)], activation, segments)
     # On GPUs an embedding's rows are looked up by MLX, in the arrays as they are.
     keeps = isinstance(module, nn.QuantizedEmbedding) and native.device() != "cpu"
-    return Packed(module, weight, keeps)
+    return Packed(module, weight, segments, keeps)
 
 
 def compute_code(scales: Any, activation: int) -> int:
@@ -88,7 +96,7 @@ class _Patched(nn.Module):
             code = compute_code(self["scales"], self._qmlp_activation)
             if code == _F32 and native.device() != "cpu":
                 return None
-            packed = self._qmlp = pack_module(self, code)
+            packed = self._qmlp = pack_module(self, code, packed.segments)
         return packed.weight
 
 
@@ -161,11 +169,12 @@ def pair_code(gate: nn.Module, up: nn.Module, activation: int) -> int | str:
     return code
 
 
-def pack_pair(gate: nn.Module, up: nn.Module, code: int) -> tuple[Any, Packed, Packed]:
+def pack_pair(gate: nn.Module, up: nn.Module, code: int,
+              segments: int) -> tuple[Any, Packed, Packed]:
     """Packs gate and up as one: the whole, and what each of them runs on."""
     whole = native.pack([[part[name] for name in _QUANTIZED] for part in (gate, up)],
-                        [(part.bits, part.group_size) for part in (gate, up)], code)
-    return whole, Packed(gate, whole.part(0)), Packed(up, whole.part(1))
+                        [(part.bits, part.group_size) for part in (gate, up)], code, segments)
+    return whole, Packed(gate, whole.part(0), segments), Packed(up, whole.part(1), segments)
 
 
 class FusedMLP(nn.Module):
@@ -201,7 +210,7 @@ class FusedMLP(nn.Module):
         code = pair_code(gate, up, gate._qmlp_activation)
         if isinstance(code, str) or (code == _F32 and native.device() != "cpu"):
             return None
-        whole, gate._qmlp, up._qmlp = pack_pair(gate, up, code)
+        whole, gate._qmlp, up._qmlp = pack_pair(gate, up, code, gate._qmlp.segments)
         object.__setattr__(self, "_qmlp_gate_up", (whole, gate._qmlp.weight, up._qmlp.weight))
         return self._qmlp_gate_up
 

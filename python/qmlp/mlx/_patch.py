@@ -61,7 +61,8 @@ class PatchReport:
     __repr__ = __str__
 
 
-def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -> PatchReport:
+def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True,
+          segments: int = 0) -> PatchReport:
     """Makes a model's quantized linear layers and MLPs run on qmlp's ops, in place.
 
     Any mlx-lm model with nn.QuantizedLinear layers; MLPs of the Llama form (down(silu(gate) * up))
@@ -74,12 +75,15 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
     activation: the type of the model's activations, by default that of its embedding. Another type
     at a call packs that layer again. small_ops: layers of the Llama form as a whole, and on a CPU
     nn.RMSNorm and nn.RoPE, each as one task with MLX's roundings, where MLX runs a dozen tiny ops.
+    segments: parts that a product's sums over K have on a GPU: 1 for MLX's own bits at eight rows
+    and more, 2, 4 or 8, or 0 for what is fast for each shape (docs/numerics.md).
 
     Returns a PatchReport; `with qmlp.mlx.patch(model):` unpatches at the end. A patched model may
     be patched again, also with other options. Lazy parameters are evaluated by the thread that
-    patched last. Raises TypeError for something that is no nn.Module, RuntimeError when the
-    default device is a GPU on which ops cannot run.
+    patched last. Raises TypeError for something that is no nn.Module, ValueError for another
+    number of segments, RuntimeError when the default device is a GPU on which ops cannot run.
     """
+    _modules.check_segments(segments)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, needs an mlx.nn.Module")
     device = native.device()
@@ -99,7 +103,7 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
     head = any(path.rpartition(".")[2] == "lm_head" for path in modules)
     for path, module in modules.items():
         if isinstance(module, _modules.FusedMLP) or _has_mlp_parts(module):
-            _patch_mlp(path, module, code, report, done)
+            _patch_mlp(path, module, code, segments, report, done)
     for path, module in modules.items():
         if id(module) in done:
             continue
@@ -107,9 +111,9 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True) -
             if head:
                 report.left.append((path, "embedding that is only looked up"))
             else:
-                _patch_one(path, module, code, report, _modules.QuantizedEmbedding)
+                _patch_one(path, module, code, segments, report, _modules.QuantizedEmbedding)
         elif isinstance(module, nn.QuantizedLinear):
-            _patch_one(path, module, code, report, _modules.QuantizedLinear)
+            _patch_one(path, module, code, segments, report, _modules.QuantizedLinear)
         elif small_ops and type(module) in (nn.RMSNorm, _modules.RMSNorm):
             _become(module, _modules.RMSNorm)
             report.replaced.append((path, "RMSNorm"))
@@ -250,10 +254,11 @@ def _swap(module: nn.Module, kind: type, packed: _modules.Packed, code: int) -> 
     _become(module, kind)
 
 
-def _patch_one(path: str, module: nn.Module, code: int, report: PatchReport, kind: type) -> None:
+def _patch_one(path: str, module: nn.Module, code: int, segments: int, report: PatchReport,
+               kind: type) -> None:
     what = "linear layer" if kind is _modules.QuantizedLinear else "embedding and head"
     if type(module) is kind:
-        _patch_again(module, code)
+        _patch_again(module, code, segments)
         report.replaced.append((path, what))
         return
     if type(module) is not kind.__bases__[1]:
@@ -263,19 +268,21 @@ def _patch_one(path: str, module: nn.Module, code: int, report: PatchReport, kin
     if reason is not None:
         report.left.append((path, reason))
         return
-    packed = _modules.pack_module(module, _modules.compute_code(module["scales"], code))
+    packed = _modules.pack_module(module, _modules.compute_code(module["scales"], code), segments)
     _swap(module, kind, packed, code)
     report.replaced.append((path, what))
 
 
-def _patch_again(module: nn.Module, code: int) -> None:
-    """For a patched module: what was evaluated since can be freed; another type packs again."""
+def _patch_again(module: nn.Module, code: int, segments: int) -> None:
+    """For a patched module: what was evaluated since can be freed; other options pack again."""
     held = _modules.compute_code(module["scales"], module._qmlp_activation)
     object.__setattr__(module, "_qmlp_activation", code)
     if module._qmlp.is_current(module):
         module._qmlp.hand_out(module)
-        if _modules.compute_code(module["scales"], code) != held:
+        wanted = _modules.compute_code(module["scales"], code)
+        if wanted != held or module._qmlp.segments != segments:
             module._qmlp.forget()
+    module._qmlp.segments = segments
 
 
 def _has_mlp_parts(module: nn.Module) -> bool:
@@ -322,13 +329,13 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
-def _patch_mlp(path: str, module: nn.Module, code: int, report: PatchReport,
+def _patch_mlp(path: str, module: nn.Module, code: int, segments: int, report: PatchReport,
                done: set[int]) -> None:
     parts = {name: module[name] for name in ("gate_proj", "up_proj", "down_proj")}
     if isinstance(module, _modules.FusedMLP):
         for part in parts.values():
             if type(part) is _modules.QuantizedLinear:
-                _patch_again(part, code)
+                _patch_again(part, code, segments)
                 done.add(id(part))
         if module._qmlp_weights() is not None:
             report.replaced.append((path, "fused MLP"))
@@ -354,12 +361,13 @@ def _patch_mlp(path: str, module: nn.Module, code: int, report: PatchReport,
     if isinstance(compute, str):
         report.left.append((path, f"MLP not fused: {compute}"))
         return
-    whole, *halves = _modules.pack_pair(gate, up, compute)
+    whole, *halves = _modules.pack_pair(gate, up, compute, segments)
     for part, half in zip((gate, up), halves):
         _swap(part, _modules.QuantizedLinear, half, code)
         done.add(id(part))
     _swap(down, _modules.QuantizedLinear,
-          _modules.pack_module(down, _modules.compute_code(down["scales"], compute)), code)
+          _modules.pack_module(down, _modules.compute_code(down["scales"], compute), segments),
+          code)
     done.add(id(down))
     object.__setattr__(module, "_qmlp_gate_up", (whole, *(half.weight for half in halves)))
     _become(module, _modules.fused_class(type(module)))
