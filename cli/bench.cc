@@ -288,6 +288,8 @@ int run_bench(Flags& flags, Context& context) {
   const bool json_to_stdout = flags.json && *flags.json == "-";
   if (flags.json && !json_to_stdout) require_writable(*flags.json);
   if (flags.plot) require_writable(*flags.plot);
+  // Without a file the table is all there is: nobody reads the rest.
+  const bool writes_file = (flags.json && !json_to_stdout) || flags.plot;
   const MachineInfo machine = machine_info();
   const Rotation rotation = choose_rotation(flags, machine);
   settings.rotate_bytes = rotation.bytes;
@@ -305,6 +307,7 @@ int run_bench(Flags& flags, Context& context) {
           shape, run_bench_case(shape, settings, options.facts, r.limits, *pool, progress));
       progress.clear();
       if (!json_to_stdout) print_case(shape, settings, r, r.cases.back().second, context.out);
+      if (!writes_file && context.out.reader_gone()) return kDone;
     }
     if (checkpoint != nullptr) {
       const LoadedModel loaded = load_model(checkpoint, options, context);

@@ -243,7 +243,7 @@ class TextSink {
 
 void decode(const Flags& flags, Session& session, const ModelConfig& config, Sampler& sampler,
             std::vector<std::int32_t> history, std::span<float> logits, TextSink& sink,
-            Outcome& outcome) {
+            const Context& context, Outcome& outcome) {
   const auto start = std::chrono::steady_clock::now();
   const auto& ends = config.eos_token_ids;
   for (std::int64_t n = 0; n < flags.max_new; ++n) {
@@ -261,6 +261,7 @@ void decode(const Flags& flags, Session& session, const ModelConfig& config, Sam
       break;
     }
     sink.token(token);
+    if (context.out.reader_gone()) break;  // whoever read the text has seen enough
     if (sink.stopped()) {
       outcome.stop_reason = "stop_text";
       break;
@@ -394,11 +395,13 @@ int run_generate(const Flags& flags, Context& context) {
   prefill(*session, prompt, logits, context, outcome);
   Sampler sampler(sampling);
   TextSink sink(flags, tokens, context);
-  decode(flags, *session, config, sampler, prompt, logits, sink, outcome);
+  decode(flags, *session, config, sampler, prompt, logits, sink, context, outcome);
 
   if (!flags.cache_save.empty()) value_or_throw(session->save(flags.cache_save));
   if (!options.tap_gate.empty()) tap.write(options.tap_gate);
-  report(flags, options, loaded, *session, prompt, tokens != nullptr, outcome, context);
+  if (!context.out.reader_gone()) {
+    report(flags, options, loaded, *session, prompt, tokens != nullptr, outcome, context);
+  }
   return outcome.stop_reason == std::string_view("interrupted") ? kInterrupted : kDone;
 }
 

@@ -65,8 +65,6 @@ int guarded_main(int argc, const char* const* argv) {
     const int status = run_command(context, argc, argv);
     context.out.flush();
     return status;
-  } catch (const ReaderGone&) {
-    return kDone;  // whoever read our output has seen enough
   } catch (const CheckFailed& error) {
     return report(kCheckFailed, error.what());
   } catch (const Exception& error) {

@@ -44,6 +44,7 @@ void wait_readable(int fd) {
 }  // namespace
 
 void Output::write(std::string_view text) {
+  if (reader_gone_) return;
   buffer_ += text;
   if (buffer_.size() >= kBufferBytes) flush();
 }
@@ -56,7 +57,10 @@ void Output::flush() {
     if (n <= 0) {
       const int error = n < 0 ? errno : ENOSPC;
       buffer_.clear();
-      if (error == EPIPE) throw ReaderGone();
+      if (error == EPIPE) {
+        reader_gone_ = true;
+        return;
+      }
       fail(Errc::io, std::string("standard output: ") + std::strerror(error));
     }
     rest.remove_prefix(static_cast<std::size_t>(n));
@@ -76,14 +80,15 @@ std::string read_input(const std::string& path) {
   const bool standard_input = path == "-";
   const std::string name = standard_input ? "standard input" : path;
   Descriptor file;
-  file.fd = standard_input ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: opening a FIFO would wait for its writer where a stop request is not seen.
+  file.fd = standard_input ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file.fd < 0) fail(Errc::io, name + ": " + errno_text());
   std::string text;
   char chunk[1 << 16];
   for (;;) {
     wait_readable(file.fd);
     const ssize_t n = ::read(file.fd, chunk, sizeof chunk);
-    if (n < 0 && errno != EINTR) fail(Errc::io, name + ": " + errno_text());
+    if (n < 0 && errno != EINTR && errno != EAGAIN) fail(Errc::io, name + ": " + errno_text());
     check_stop();
     if (n == 0) return text;
     if (n > 0) text.append(chunk, static_cast<std::size_t>(n));
@@ -131,26 +136,12 @@ void PendingFile::commit() {
   committed_ = true;
 }
 
-namespace {
-
-void write_into(const std::string& file_path, const std::string& name, std::string_view bytes) {
-  Descriptor file;
-  file.fd = ::open(file_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file.fd < 0) fail(Errc::io, name + ": " + errno_text());
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(Errc::io, name + ": " + errno_text());
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
-
-}  // namespace
-
 void write_file(const std::string& path, std::string_view bytes) {
-  if (value_or_throw(replace_target(path)).is_special) return write_into(path, path, bytes);
+  if (value_or_throw(replace_target(path)).is_special) {
+    return value_or_throw(write_text_file(path, bytes));
+  }
   PendingFile pending(path);
-  write_into(pending.temporary(), path, bytes);
+  value_or_throw(write_text_file(pending.temporary(), bytes, path));
   pending.commit();
 }
 

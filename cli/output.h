@@ -1,6 +1,5 @@
 #pragma once
 
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -8,13 +7,9 @@
 
 namespace qmlp::cli {
 
-// Thrown when the reader of standard output has gone away: the program ends quietly.
-struct ReaderGone : std::runtime_error {
-  ReaderGone() : std::runtime_error("standard output: the reader has closed it") {}
-};
-
 // Buffered standard output that reports every failed write: a full disk or a closed descriptor
-// throws Exception (Errc::io), a closed pipe throws ReaderGone.
+// throws Exception (Errc::io). Once its reader has closed the pipe, what is written is dropped, and
+// the command goes on to its files and its exit status; long work asks reader_gone().
 class Output {
  public:
   void write(std::string_view text);
@@ -24,9 +19,11 @@ class Output {
   }
   void flush();
   void discard() { buffer_.clear(); }
+  bool reader_gone() const noexcept { return reader_gone_; }
 
  private:
   std::string buffer_;
+  bool reader_gone_ = false;
 };
 
 // Opens what is missing of descriptors 0, 1 and 2, so that no file of ours takes their numbers and

@@ -1,5 +1,6 @@
 #include "qmlp/checkpoint.h"
 
+#include <initializer_list>
 #include <utility>
 
 #include "base/concat.h"
@@ -29,6 +30,14 @@ std::span<const std::byte> rows_of(const Location* tensor, const ModuleInfo& inf
   const std::size_t row_bytes = bytes.size() / static_cast<std::size_t>(stored_rows);
   return bytes.subspan(row_bytes * static_cast<std::size_t>(info.row_begin),
                        row_bytes * static_cast<std::size_t>(info.N));
+}
+
+// That the tensors can still be read. Null: not there.
+Status check_readable(std::initializer_list<const Location*> tensors) {
+  for (const Location* tensor : tensors) {
+    if (tensor != nullptr) QMLP_TRY(tensor->file->file().check_size());
+  }
+  return {};
 }
 
 std::vector<float> widen(std::span<const std::byte> bytes, DType dtype) {
@@ -142,6 +151,7 @@ Result<QuantizedTensorView> Checkpoint::weight(std::string_view module_path) con
     return Error{Errc::invalid_argument, concat("no module '", module_path, "' in ", path())};
   }
   const ModuleInfo& info = *entry.info;
+  QMLP_TRY(check_readable({entry.tensors->weight, entry.tensors->scales, entry.tensors->biases}));
   const std::int64_t rows = find_module(info.stored_path)->N;
   QuantizedTensorView view{rows_of(entry.tensors->weight, info, rows),
                            rows_of(entry.tensors->scales, info, rows),
@@ -163,6 +173,7 @@ Result<std::vector<float>> Checkpoint::float_tensor(std::string_view name) const
     return Error{Errc::unsupported,
                  concat("tensor '", name, "': is ", describe(*tensor), ", needs F32, F16 or BF16")};
   }
+  QMLP_TRY(check_readable({tensor}));
   return widen(bytes_of(tensor), *dtype);
 }
 
@@ -173,6 +184,7 @@ Result<std::vector<float>> Checkpoint::linear_bias(std::string_view module_path)
   }
   if (!entry.info->has_linear_bias) return std::vector<float>();
   const Location& tensor = *entry.tensors->linear_bias;  // its type and size were checked
+  QMLP_TRY(check_readable({&tensor}));
   const std::int64_t rows = find_module(entry.info->stored_path)->N;
   return widen(rows_of(&tensor, *entry.info, rows), *float_dtype(tensor.entry->dtype));
 }

@@ -67,25 +67,30 @@ Result<std::string> read_text_file(const std::string& path, std::uint64_t limit)
   return text;
 }
 
-Status write_text_file(const std::string& path, std::string_view text) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return system_error(path, "cannot create", errno);
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t put = ::write(file, text.data() + done, text.size() - done);
+Status write_all(int file, std::string_view bytes, std::string_view name) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(file, bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) {
-      const int code = errno;
-      ::close(file);
-      return system_error(path, "cannot write", code);
-    }
-    done += static_cast<std::size_t>(put);
+    if (put < 0) return system_error(name, "cannot write", errno);
+    bytes.remove_prefix(static_cast<std::size_t>(put));
   }
-  // Some file systems report a full disk only here.
+  return {};
+}
+
+Status flush_and_close(int file, std::string_view name) {
+  // Some file systems report a full disk only here. A device or FIFO has nothing to flush.
   int code = ::fsync(file) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
   if (::close(file) != 0 && code == 0) code = errno;
-  if (code != 0) return system_error(path, "cannot write", code);
+  if (code != 0) return system_error(name, "cannot write", code);
   return {};
+}
+
+Status write_text_file(const std::string& path, std::string_view text, std::string_view name) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) return system_error(name, "cannot create", errno);
+  const Status written = write_all(file, text, name);
+  const Status closed = flush_and_close(file, name);
+  return written ? closed : written;
 }
 
 Result<ReplaceTarget> replace_target(const std::string& path) {

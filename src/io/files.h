@@ -21,8 +21,15 @@ Result<PathKind> path_kind(const std::string& path);
 
 // A whole regular file of at most `limit` bytes.
 Result<std::string> read_text_file(const std::string& path, std::uint64_t limit);
-// Creates or replaces a file; on return its bytes have reached the device.
-Status write_text_file(const std::string& path, std::string_view text);
+// Creates or replaces a file; on return its bytes have reached the device. Messages call it `name`:
+// a file that is written under a temporary name is known to users by another.
+Status write_text_file(const std::string& path, std::string_view text, std::string_view name);
+inline Status write_text_file(const std::string& path, std::string_view text) {
+  return write_text_file(path, text, path);
+}
+// The two halves of that for a file that is written in pieces. The second closes it in any case.
+Status write_all(int file, std::string_view bytes, std::string_view name);
+Status flush_and_close(int file, std::string_view name);
 
 // What a new file of this name replaces when it is complete: symbolic links are followed, so that
 // they stay and their target is replaced.

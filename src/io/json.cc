@@ -164,6 +164,12 @@ Result<Json> Json::parse(std::string_view text, std::string_view what) {
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) {
     return Error{Errc::corrupt_file, std::string(what) + ": invalid JSON: " + builder.error()};
   }
+  // The parser takes a NUL for the end of the text; what follows it was not looked at.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
+    return Error{Errc::corrupt_file, std::string(what) + ": invalid JSON: byte " +
+                                         std::to_string(nul) +
+                                         ": a NUL after the value; expected end of input"};
+  }
   return std::move(builder.root());
 }
 

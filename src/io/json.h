@@ -53,7 +53,8 @@ class Json {
   Json(JsonObject value);        // NOLINT
 
   // Parses one complete value. Refuses, naming `what` and the byte offset: syntax errors, invalid
-  // UTF-8, repeated member names, more than kMaxDepth levels, numbers that no double holds.
+  // UTF-8, repeated member names, more than kMaxDepth levels, numbers that no double holds,
+  // anything but blanks after the value.
   static constexpr int kMaxDepth = 100;
   static Result<Json> parse(std::string_view text, std::string_view what);
 

@@ -64,6 +64,8 @@ Result<MappedFile> MappedFile::open(const std::string& path, bool use_mmap) {
     if (data != MAP_FAILED) {
       out.bytes_ = {static_cast<const std::byte*>(data), size};
       out.mapped_ = true;
+      out.device_ = info.st_dev;
+      out.inode_ = info.st_ino;
       return out;
     }
   }
@@ -86,14 +88,28 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       bytes_(std::exchange(other.bytes_, {})),
       buffer_(std::move(other.buffer_)),
-      mapped_(std::exchange(other.mapped_, false)) {}
+      mapped_(std::exchange(other.mapped_, false)),
+      device_(other.device_),
+      inode_(other.inode_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(bytes_, other.bytes_);
   std::swap(buffer_, other.buffer_);
   std::swap(mapped_, other.mapped_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   return *this;
+}
+
+Status MappedFile::check_size() const {
+  struct stat info {};
+  if (!mapped_ || ::stat(path_.c_str(), &info) != 0) return {};
+  if (info.st_dev != device_ || info.st_ino != inode_) return {};
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  if (size >= bytes_.size()) return {};
+  return Error{Errc::io, concat(path_, ": shrank while it was used: holds ", size, " bytes, held ",
+                                bytes_.size(), " when it was opened")};
 }
 
 void MappedFile::release(std::uint64_t offset, std::uint64_t size) const noexcept {

@@ -11,7 +11,8 @@
 namespace qmlp {
 
 // The bytes of a regular file, mapped, or read into memory when mapping is unwanted or fails.
-// A file that another process truncates while it is mapped raises SIGBUS in its readers.
+// Reading what another process has cut off a mapped file raises SIGBUS; check_size() tells before
+// that, when the cut is older than the call.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -23,6 +24,9 @@ class MappedFile {
   const std::string& path() const noexcept { return path_; }
   std::span<const std::byte> bytes() const noexcept { return bytes_; }
   bool mapped() const noexcept { return mapped_; }
+  // An error when the mapped file is shorter by now than its bytes. A file that was renamed over or
+  // deleted is none: its bytes stay.
+  Status check_size() const;
 
   // Lets the system drop the pages that lie wholly inside [offset, offset + size). They are read
   // again when touched. Does nothing for a file that was read into memory.
@@ -33,6 +37,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
   AlignedBuffer buffer_;  // holds the bytes when they are not mapped
   bool mapped_ = false;
+  std::uint64_t device_ = 0;  // of the mapped file, with its inode: tells it from a successor
+  std::uint64_t inode_ = 0;
 };
 
 }  // namespace qmlp

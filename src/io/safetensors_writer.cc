@@ -77,13 +77,7 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
   if (bytes.size() > total_ - written_) {
     return Error{Errc::internal, concat(path_, ": more bytes written than declared")};
   }
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t put = ::write(file_, bytes.data() + done, bytes.size() - done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return system_error(path_, "cannot write", errno);
-    done += static_cast<std::size_t>(put);
-  }
+  QMLP_TRY(write_all(file_, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path_));
   written_ += bytes.size();
   return {};
 }
@@ -93,10 +87,7 @@ Status SafetensorsWriter::finish() {
     return Error{Errc::internal,
                  concat(path_, ": ", written_, " bytes written, ", total_, " declared")};
   }
-  int code = ::fsync(file_) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
-  if (::close(std::exchange(file_, -1)) != 0 && code == 0) code = errno;
-  if (code != 0) return system_error(path_, "cannot write", code);
-  return {};
+  return flush_and_close(std::exchange(file_, -1), path_);
 }
 
 }  // namespace qmlp

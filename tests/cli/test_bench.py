@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import stat
 import subprocess
 import unittest
@@ -52,6 +53,18 @@ class Bench(cli.TestCase):
         self.good("bench", "--shape", "64,64", "--m", 1, "--group", 32, *FAST, "--json", pipe)
         self.assertEqual(len(json.loads(reader.communicate(timeout=60)[0])["rows"]), 3)
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def test_a_file_that_cannot_be_written_is_called_by_its_name(self):
+        bench = ("bench", "--shape", "64,64", "--m", 1, "--group", 32, *FAST, "--json")
+        result = cli.run(*bench, "/dev/full")
+        self.assertEqual((result.returncode, result.stderr),
+                         (3, b"qmlp: /dev/full: cannot write: No space left on device\n"))
+        path = os.path.join(cli.FOLDER, "limited.json")
+        result = cli.run(*bench, path, preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (100, 100)))
+        self.assertEqual((result.returncode, result.stderr.decode()),
+                         (3, f"qmlp: {path}: cannot write: File too large\n"))
+        self.assertEqual([n for n in os.listdir(cli.FOLDER) if n.startswith("limited")], [])
 
     def test_says_when_the_rotation_is_short(self):
         text = self.good("bench", "--shape", "64,64", "--m", 1, "--group", 32,

@@ -2,6 +2,7 @@ import os
 import unittest
 
 import cli
+import tiny_model
 
 COMMANDS = ("info", "inspect", "verify", "generate", "kl", "convert", "bench")
 
@@ -62,6 +63,26 @@ class Usage(cli.TestCase):
         self.bad(2, "model.safetensors", "inspect", broken)
         foreign = cli.copy_of_model("foreign", config={"model_type": "mamba"})
         self.bad(2, "mamba", "inspect", foreign)
+
+    def test_json_files_hold_one_value(self):
+        names = tiny_model.read_safetensors(os.path.join(cli.model(), "model.safetensors"))
+        index = {"weight_map": {name: "model.safetensors" for name in names}}
+        model = cli.copy_of_model("json_tails", **{"model.safetensors.index": index})
+        generate = ("generate", model, "-p", "x", "-n", 1, "-q")
+        for name in ("config.json", "generation_config.json", "model.safetensors.index.json",
+                     "tokenizer.json", "tokenizer_config.json"):
+            path = os.path.join(model, name)
+            with open(path, "rb") as file:
+                whole = file.read().rstrip()
+            for blanks in (b"", b"\n "):
+                for tail in (b"?", b"{}", b"\0", b"\0garbage", b"\xff"):
+                    with open(path, "wb") as file:
+                        file.write(whole + blanks + tail)
+                    at = len(whole) + len(blanks)
+                    self.bad(2, f"{path}: invalid JSON: byte {at}:", *generate)
+            with open(path, "wb") as file:
+                file.write(whole + b" \r\n\t\n")
+            self.good(*generate)
 
     def test_info(self):
         info = self.json("info", "--kernels")

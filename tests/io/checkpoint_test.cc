@@ -86,6 +86,33 @@ TEST(Checkpoint, ViewsHoldTheStoredBytes) {
   EXPECT_EQ(down->spec_source, "config quantization.model.layers.1.mlp.down_proj");
 }
 
+TEST(Checkpoint, AFileThatShrinksIsAnErrorBeforeItIsRead) {
+  const TempFolder folder;
+  TinyModel model;
+  model.write(folder);
+  const std::string name = folder.file("model.safetensors");
+  const auto mapped = Checkpoint::open(folder.path());
+  const auto read = Checkpoint::open(folder.path(), {.use_mmap = false});
+  ASSERT_TRUE(mapped.has_value()) << mapped.error().message;
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+
+  // A shorter successor under the same name is another file: the old bytes stay.
+  const std::string bytes = test::read_file(name);
+  std::filesystem::rename(name, folder.file("old"));
+  folder.write("model.safetensors", bytes.substr(0, 100));
+  EXPECT_TRUE((*mapped)->weight(kGate).has_value());
+  std::filesystem::rename(folder.file("old"), name);
+  EXPECT_TRUE((*mapped)->weight(kGate).has_value());
+
+  std::filesystem::resize_file(name, bytes.size() - 1);
+  const std::string sizes = "holds " + std::to_string(bytes.size() - 1) + " bytes, held " +
+                            std::to_string(bytes.size()) + " when";
+  expect_error((*mapped)->weight(kGate), Errc::io, name, "shrank", sizes);
+  expect_error((*mapped)->float_tensor("model.norm.weight"), Errc::io, name, sizes);
+  EXPECT_TRUE((*read)->weight(kGate).has_value());
+  EXPECT_TRUE((*read)->float_tensor("model.norm.weight").has_value());
+}
+
 TEST(Checkpoint, RefusesWhatIsNoModelFolder) {
   const TempFolder folder;
   expect_error(Checkpoint::open(folder.file("none")), Errc::io, "none", "does not exist");

@@ -87,6 +87,20 @@ TEST(Json, NamesTheByteOfASyntaxError) {
   expect_error(Json::parse("NaN", "f"), Errc::corrupt_file, "byte ");
 }
 
+TEST(Json, RefusesWhatFollowsTheValue) {
+  using std::string_view_literals::operator""sv;
+  for (const std::string_view tail : {"x"sv, "{}"sv, "]"sv, ","sv, "// no"sv, "\0"sv, "\0garbage"sv,
+                                      "\0{}"sv, "\xFF"sv, "\xEF\xBB\xBF"sv}) {
+    for (const std::string_view blanks : {""sv, "\n "sv}) {
+      const std::string text = R"({"a": 1})" + std::string(blanks) + std::string(tail);
+      const std::string byte = "byte " + std::to_string(8 + blanks.size()) + ":";
+      expect_error(Json::parse(text, "f"), Errc::corrupt_file, "f: invalid JSON: " + byte,
+                   "expected end of input");
+    }
+  }
+  EXPECT_EQ(parse("{\"a\": 1}\r\n\t ").find("a")->integer(), 1);
+}
+
 TEST(Json, RefusesInvalidUtf8) {
   expect_error(Json::parse("[\"\xFF\"]", "f"), Errc::corrupt_file, "UTF-8");
   expect_error(Json::parse("[\"\xC0\xAF\"]", "f"), Errc::corrupt_file, "UTF-8");
