@@ -109,9 +109,11 @@ bool has_memory(const mx::array& a) {
          static_cast<CudaBuffer*>(a.buffer().ptr())->size >= a.nbytes();
 }
 
-// A fresh array on the stream of `like`.
-mx::array beside(const mx::array& like, mx::Shape shape, mx::Dtype dtype) {
-  return mx::array(std::move(shape), dtype, like.primitive_ptr(), {});
+void add_kernel(Encoder* encoder, const qmlp_cuda_launch& launch) {
+  functions().add_kernel_node_raw(encoder, launch.function,
+                                  {launch.grid[0], launch.grid[1], launch.grid[2]},
+                                  {launch.block[0], launch.block[1], launch.block[2]}, {1, 1, 1},
+                                  launch.shared_bytes, launch.params);
 }
 
 // Rows [..., cols] that lie a fixed step apart, each without gaps.
@@ -168,71 +170,108 @@ void* pointer(const mx::array& a) {
   return static_cast<char*>(static_cast<CudaBuffer*>(a.buffer().ptr())->data) + a.offset();
 }
 
+namespace {
+
+// MLX's copy to a contiguous array.
 mx::Primitive& copy_primitive() {
   static const auto* const primitive = new std::shared_ptr<mx::Primitive>(
       mx::contiguous(mx::array(0.0f), false, mx::Device::gpu).primitive_ptr());
   return **primitive;
 }
 
-void keep_alive(const mx::Stream& stream, const std::vector<mx::array>& arrays) {
-  const Functions& f = functions();
-  std::vector<std::shared_ptr<mx::array::Data>> data;
-  for (const mx::array& a : arrays) data.push_back(a.data_shared_ptr());
-  f.add_completed_handler(&f.get_command_encoder(stream), [data = std::move(data)] {});
-}
+}  // namespace
 
 void synchronize(const mx::Stream& stream) {
   const Functions& f = functions();
   f.synchronize(&f.get_command_encoder(stream));
 }
 
-const mx::Stream& Recording::mlx_stream() const { return out_.primitive().stream(); }
+Recording::Recording(const mx::array& like)
+    : primitive_(like.primitive_ptr()),
+      encoder_(&functions().get_command_encoder(primitive_->stream())),
+      exceptions_(std::uncaught_exceptions()) {}
+
+Recording::~Recording() {
+  if (std::uncaught_exceptions() > exceptions_) {
+    held_.insert(held_.end(), touched_.begin(), touched_.end());
+  }
+  if (held_.empty()) return;
+  functions().add_completed_handler(static_cast<Encoder*>(encoder_), [held = std::move(held_)] {});
+}
+
+mx::array Recording::allocated(mx::Shape shape, mx::Dtype type) {
+  mx::array made = make(std::move(shape), type);
+  allocate(made);
+  keep(made);
+  return made;
+}
+
+mx::array Recording::evaluated(mx::Primitive& primitive, const std::vector<mx::array>& inputs,
+                               mx::Shape shape, mx::Dtype type) {
+  std::vector<mx::array> outputs = {make(std::move(shape), type)};
+  primitive.eval_gpu(inputs, outputs);
+  keep(outputs[0]);
+  return std::move(outputs[0]);
+}
 
 mx::array Recording::contiguous(const mx::array& a) {
-  std::vector<mx::array> outputs = {beside(out_, a.shape(), a.dtype())};
-  copy_primitive().eval_gpu({a}, outputs);
-  keep_alive(mlx_stream(), outputs);
-  return outputs[0];
+  return evaluated(copy_primitive(), {a}, a.shape(), a.dtype());
+}
+
+void Recording::reads(const mx::array& a) {
+  inputs_.push_back(a);
+  touched_.push_back(a.data_shared_ptr());
 }
 
 qmlp_matrix Recording::matrix(const mx::array& a, std::int64_t cols, qmlp_dtype dtype) {
   std::int64_t step = cols;
   const bool direct = row_step(a, cols, step);
-  const mx::array rows = direct ? a : contiguous(a);
-  inputs_.push_back(rows);
-  return {pointer(rows), static_cast<std::int64_t>(a.size()) / cols, cols, direct ? step : cols,
-          dtype};
+  if (direct) {
+    reads(a);
+  } else {
+    step = cols;
+    inputs_.push_back(contiguous(a));
+  }
+  return {pointer(inputs_.back()), static_cast<std::int64_t>(a.size()) / cols, cols, step, dtype};
 }
 
 const void* Recording::values(const mx::array& a) {
-  const mx::array vector = a.flags().row_contiguous ? a : contiguous(a);
-  inputs_.push_back(vector);
-  return pointer(vector);
+  if (a.flags().row_contiguous) {
+    reads(a);
+  } else {
+    inputs_.push_back(contiguous(a));
+  }
+  return pointer(inputs_.back());
 }
 
-qmlp_workspace Recording::make_workspace(std::size_t bytes) {
-  if (bytes == 0) return {nullptr, 0};
+mx::array Recording::make_workspace(std::size_t bytes) {
   // In words, so that more than 2^31 bytes fit a shape.
   constexpr std::size_t kWord = QMLP_WORKSPACE_ALIGNMENT;
   const auto words = static_cast<mx::ShapeElem>((bytes + kWord - 1) / kWord);
-  workspace_ = beside(out_, {words, static_cast<mx::ShapeElem>(kWord)}, mx::uint8);
-  allocate(*workspace_);
-  keep_alive(mlx_stream(), {*workspace_});
-  return {pointer(*workspace_), bytes};
+  return allocated({words, static_cast<mx::ShapeElem>(kWord)}, mx::uint8);
 }
 
-void Recording::keep(std::vector<PackedPtr> weights) {
-  const Functions& f = functions();
-  f.add_completed_handler(&f.get_command_encoder(mlx_stream()), [weights = std::move(weights)] {});
+void Recording::set_inputs() {
+  for (const mx::array& a : inputs_) {
+    functions().set_input_array(static_cast<Encoder*>(encoder_), a);
+  }
+  inputs_.clear();
 }
 
-Recording::Sink::Sink(Recording& recording)
-    : recording_(recording),
-      recorder_{launch, this},
-      encoder_(&functions().get_command_encoder(recording.mlx_stream())) {}
+void Recording::record(std::initializer_list<const mx::array*> writes,
+                       const qmlp_cuda_launch& launch) {
+  auto* const encoder = static_cast<Encoder*>(encoder_);
+  set_inputs();
+  for (const mx::array* a : writes) {
+    touched_.push_back(a->data_shared_ptr());
+    functions().set_output_array(encoder, *a);
+  }
+  add_kernel(encoder, launch);
+}
 
 qmlp_stream Recording::Sink::stream() {
-  return {QMLP_CUDA_RECORDER, recording_.mlx_stream().device.index, &recorder_};
+  recording_.touched_.push_back(out_.data_shared_ptr());
+  return {QMLP_CUDA_RECORDER, recording_.primitive_->stream().device.index, &recorder_};
 }
 
 // Every kernel writes, as far as MLX knows, the output and the workspace: so each is placed after
@@ -240,18 +279,12 @@ qmlp_stream Recording::Sink::stream() {
 qmlp_status Recording::Sink::launch(void* context, const qmlp_cuda_launch* launch) {
   auto& self = *static_cast<Sink*>(context);
   const Functions& f = functions();
-  auto* const encoder = static_cast<Encoder*>(self.encoder_);
+  auto* const encoder = static_cast<Encoder*>(self.recording_.encoder_);
   try {
-    if (self.first_) {
-      for (const mx::array& a : self.recording_.inputs_) f.set_input_array(encoder, a);
-      self.first_ = false;
-    }
-    f.set_output_array(encoder, self.recording_.out_);
-    if (self.recording_.workspace_) f.set_output_array(encoder, *self.recording_.workspace_);
-    f.add_kernel_node_raw(encoder, launch->function,
-                          {launch->grid[0], launch->grid[1], launch->grid[2]},
-                          {launch->block[0], launch->block[1], launch->block[2]}, {1, 1, 1},
-                          launch->shared_bytes, launch->params);
+    self.recording_.set_inputs();
+    f.set_output_array(encoder, self.out_);
+    if (self.workspace_ != nullptr) f.set_output_array(encoder, *self.workspace_);
+    add_kernel(encoder, *launch);
   } catch (...) {
     self.error_ = std::current_exception();
     return QMLP_DEVICE;
@@ -261,10 +294,6 @@ qmlp_status Recording::Sink::launch(void* context, const qmlp_cuda_launch* launc
 
 void Recording::Sink::finish(qmlp_status status) {
   if (status == QMLP_OK) return;
-  // Kernels may be recorded already, and MLX does not hold the arrays of an op that fails.
-  std::vector<mx::array> touched = recording_.inputs_;
-  touched.push_back(recording_.out_);
-  keep_alive(recording_.mlx_stream(), touched);
   if (error_) std::rethrow_exception(error_);
   throw_last_error(status);
 }

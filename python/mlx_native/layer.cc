@@ -1,11 +1,11 @@
 #include "layer.h"
 
-#include "layer_gpu.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "array_holders.h"
+#include "layer_gpu.h"
 #include "primitive.h"
 #include "small_rows.h"
 
@@ -16,15 +16,6 @@ namespace {
 struct CacheDeleter {
   void operator()(qmlp_attention_cache* cache) const { qmlp_attention_cache_free(cache); }
 };
-
-// The number of holders of an array's descriptor, which MLX keeps to itself: a template's explicit
-// instantiation may name private members.
-long holders_of(const array& a);
-template <auto kDescriptor>
-struct Opened {
-  friend long holders_of(const array& a) { return (a.*kDescriptor).use_count(); }
-};
-template struct Opened<&array::array_desc_>;
 
 }  // namespace
 
@@ -358,7 +349,8 @@ bool is_vector(const OptionalArray& a, std::int64_t width, mx::Dtype type) {
   return !a || (a->ndim() == 1 && a->shape(0) == width && a->dtype() == type);
 }
 
-// Whether the parts are of one type and their shapes belong together.
+}  // namespace
+
 bool belong_together(const LayerParts& p, mx::Dtype type) {
   const std::int64_t query_width = std::int64_t{p.num_heads} * p.head_dim;
   const std::int64_t kv_width = std::int64_t{p.num_kv_heads} * p.head_dim;
@@ -391,8 +383,6 @@ bool belong_together(const LayerParts& p, mx::Dtype type) {
          is_vector(p.gate_bias, p.gate_up->N(), type) &&
          is_vector(p.up_bias, p.gate_up->N(), type) && is_vector(p.down_bias, hidden, type);
 }
-
-}  // namespace
 
 Layer::Layer(LayerParts parts) : parts_(std::move(parts)), gpu_(std::make_unique<GpuLayer>()) {}
 Layer::~Layer() = default;
@@ -447,7 +437,10 @@ std::optional<LayerResult> Layer::run_on_gpu(const array& x, bool cached, const 
   } else if (offset != 0) {
     return std::nullopt;
   }
-  return gpu_->run(p, belong_together(p, x.dtype()), x, cached, keys, values, offset, s);
+  const bool continues = keys != nullptr && values != nullptr;
+  const GpuLayer::Held held = {cached, continues ? keys : nullptr, continues ? values : nullptr,
+                               offset};
+  return gpu_->run(p, x, held, s);
 }
 
 std::optional<LayerResult> Layer::run(const array& x, bool cached, const KvRowsPtr& rows,

@@ -10,7 +10,8 @@
 
 // A decoder layer of the Llama form, or its attention alone. On CPU streams it is one op: between
 // its matrices nothing waits for MLX's graph, and the keys and values stay where the kernels want
-// them. On GPU streams it is a graph, built at once.
+// them. On GPU streams a whole block is one op too where MLX has attention in one kernel; elsewhere
+// it is a graph, built at once.
 namespace qmlp_mlx {
 
 // What a layer is made of. Arrays of one type, that of the activations.
@@ -37,6 +38,9 @@ struct LayerParts {
   OptionalArray gate_bias, up_bias, down_bias;
 };
 
+// Whether the parts compute in one type and their shapes belong together.
+bool belong_together(const LayerParts& parts, mlx::core::Dtype type);
+
 // The keys and values of a batch's sequences at one layer, in the kernels' layout.
 class Sequences;
 
@@ -59,8 +63,9 @@ using KvRowsPtr = std::shared_ptr<KvRows>;
 
 struct LayerResult {
   array out;
-  OptionalArray keys,
-      values;  // lazy, [B, heads, capacity, head_dim] as mlx-lm's KVCache holds them
+  // Lazy, [B, heads, length, head_dim]: as mlx-lm's KVCache holds them, or, of a GPU's one op, no
+  // longer than the cache.
+  OptionalArray keys, values;
   KvRowsPtr rows;
 };
 

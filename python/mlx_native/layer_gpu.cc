@@ -1,9 +1,12 @@
 #include "layer_gpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
+#include "heads.h"
+#include "kv_room.h"
 #include "primitive.h"
 
 namespace qmlp_mlx {
@@ -11,218 +14,220 @@ namespace {
 
 using PrimitivePtr = std::shared_ptr<mx::Primitive>;
 
-// What a layer runs with on one stream: its weights and MLX's own primitives, which are evaluated
-// inside ours, so that they share its place in the graph.
+// What a layer runs with on one stream: its weights, its small arrays, evaluated, and MLX's own
+// primitives, which are evaluated inside ours, so that they share its place in the graph.
 struct Parts {
   LayerParts p;
   mx::Dtype type = mx::float32;
   PackedPtr q, k, v, o, gate_up, down;
-  PrimitivePtr input_norm, post_norm, q_norm, k_norm, rope;
+  PrimitivePtr input_norm, post_norm, q_norm, k_norm;
+  PrimitivePtr attention, causal_attention;  // of one token, of several
+  float log2_of_base = 0.0f;
 };
 using PartsPtr = std::shared_ptr<const Parts>;
 
 // The primitive of an op that MLX runs as one kernel; null where it is something else.
 PrimitivePtr primitive_of(const array& a, const char* name) {
-  if (!a.has_primitive() || std::strcmp(a.primitive().name(), name) != 0) return nullptr;
+  if (!a.has_primitive() || !a.siblings().empty() || std::strcmp(a.primitive().name(), name) != 0) {
+    return nullptr;
+  }
   return a.primitive_ptr();
 }
 
-// Arrays of one evaluation that live until its kernels have run.
-class Temporaries {
- public:
-  explicit Temporaries(const array& out) : out_(out) {}
-  ~Temporaries() {
-    // An op that failed before it made any may have no encoder to ask, which would throw here.
-    if (!arrays_.empty()) gpu::keep_alive(out_.primitive().stream(), arrays_);
-  }
-  array make(mx::Shape shape, mx::Dtype type) {
-    return array(std::move(shape), type, out_.primitive_ptr(), {});
-  }
-  array evaluated(mx::Primitive& primitive, std::vector<array> inputs, mx::Shape shape,
-                  mx::Dtype type) {
-    std::vector<array> outputs = {make(std::move(shape), type)};
-    primitive.eval_gpu(inputs, outputs);
-    arrays_.push_back(outputs[0]);
-    return outputs[0];
-  }
-  void keep(const array& a) { arrays_.push_back(a); }
-
- private:
-  const array& out_;
-  std::vector<array> arrays_;
-};
-
-// The same elements, seen as another shape.
-void view(array& as, const array& of, mx::Strides strides, bool row_contiguous) {
+// The same elements, seen as another shape. MLX's attention asks whether its inputs are evaluated.
+array view(array as, const array& of, mx::Strides strides, bool row_contiguous) {
   array::Flags flags = {};
   flags.contiguous = true;
   flags.row_contiguous = row_contiguous;
   flags.col_contiguous = false;
   as.copy_shared_buffer(of, strides, flags, of.data_size());
+  as.set_status(array::Status::evaluated);
+  return as;
+}
+array as_evaluated(array as, const array& of) {
+  as.copy_shared_buffer(of);
+  as.set_status(array::Status::evaluated);
+  return as;
 }
 
-class GpuPrimitive : public mx::Primitive {
+// A whole layer: x -> out and, with a cache, its keys and values. Inputs: x and what the cache
+// held.
+class GpuLayerOp : public mx::Primitive {
  public:
-  using mx::Primitive::Primitive;
+  GpuLayerOp(mx::Stream stream, PartsPtr parts, bool cached, int offset)
+      : mx::Primitive(stream), parts_(std::move(parts)), cached_(cached), offset_(offset) {}
+  const char* name() const override { return "QmlpLayer"; }
+
   void eval_cpu(const std::vector<array>&, std::vector<array>&) override {
     throw std::runtime_error(std::string(name()) + ": runs on GPU streams");
-  }
-};
-
-void record_linear(array& out, const Packed& packed, const PackedPtr& held, const array& x,
-                   std::int64_t K, std::int64_t N, mx::Dtype type, const array* bias,
-                   const array* residual) {
-  gpu::allocate(out);
-  gpu::Recording recording(out);
-  const qmlp_dtype dtype = dtype_code(type);
-  const qmlp_matrix rows = recording.matrix(x, K, dtype);
-  const qmlp_mutable_matrix to = {gpu::pointer(out), rows.rows, N, N, dtype};
-  qmlp_linear_epilogue epilogue = QMLP_LINEAR_EPILOGUE_INIT;
-  if (bias != nullptr) epilogue.linear_bias = recording.values(*bias);
-  if (residual != nullptr) epilogue.residual = recording.matrix(*residual, N, dtype);
-  recording.record(qmlp_plan_workspace_bytes(packed.plan.get(), rows.rows), {held},
-                   [&](const qmlp_workspace& workspace, const qmlp_stream& where) {
-                     return qmlp_quantized_linear(packed.plan.get(), packed.weight.get(), &rows,
-                                                  &to, &workspace, &where, &epilogue);
-                   });
-}
-
-// x -> q, k, v: [B, heads, L, head_dim], normed and rotated as attention takes them.
-class Heads : public GpuPrimitive {
- public:
-  Heads(mx::Stream stream, PartsPtr parts) : GpuPrimitive(stream), parts_(std::move(parts)) {}
-  const char* name() const override { return "QmlpHeads"; }
-
-  static std::vector<array> inputs(const LayerParts& p, const array& x, const array& position) {
-    std::vector<array> all = {x, *p.input_norm};
-    if (p.rope_dims != 0) all.push_back(position);
-    if (p.rope_periods) all.push_back(*p.rope_periods);
-    if (p.q_norm) all.push_back(*p.q_norm);
-    if (p.k_norm) all.push_back(*p.k_norm);
-    for (const OptionalArray* bias : {&p.q_bias, &p.k_bias, &p.v_bias}) {
-      if (*bias) all.push_back(**bias);
-    }
-    return all;
   }
 
   void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
     const LayerParts& p = parts_->p;
     const array& x = inputs[0];
-    std::size_t at = 2;
-    const array* const position = p.rope_dims != 0 ? &inputs[at++] : nullptr;
-    const array* const periods = p.rope_periods ? &inputs[at++] : nullptr;
-    const array* const norms[] = {p.q_norm ? &inputs[at++] : nullptr,
-                                  p.k_norm ? &inputs[at++] : nullptr, nullptr};
-    const array* biases[3] = {};
-    for (int i = 0; i < 3; ++i) {
-      if (i == 0 ? p.q_bias : i == 1 ? p.k_bias : p.v_bias) biases[i] = &inputs[at++];
+    gpu::Recording on(outputs[0]);
+    on.keep(parts_);
+    const int B = x.shape(0), L = x.shape(1);
+    const array normed =
+        on.evaluated(*parts_->input_norm, {x, *p.input_norm}, x.shape(), parts_->type);
+    array q = heads(on, parts_->q, normed, p.q_bias, p.num_heads);
+    array k = heads(on, parts_->k, normed, p.k_bias, p.num_kv_heads);
+    const array v = heads(on, parts_->v, normed, p.v_bias, p.num_kv_heads);
+    if (p.q_norm) {
+      q = on.evaluated(*parts_->q_norm, {q, *p.q_norm}, q.shape(), parts_->type);
+      k = on.evaluated(*parts_->k_norm, {k, *p.k_norm}, k.shape(), parts_->type);
     }
-    Temporaries temporaries(outputs[0]);
-    const int B = x.shape(0), L = x.shape(1), hidden = x.shape(2), D = p.head_dim;
-    const array in =
-        temporaries.evaluated(*parts_->input_norm, {x, inputs[1]}, x.shape(), parts_->type);
-    const PackedPtr* const packed[] = {&parts_->q, &parts_->k, &parts_->v};
-    for (int i = 0; i < 3; ++i) {
-      const int n = i == 0 ? p.num_heads : p.num_kv_heads;
-      array y = temporaries.make({B, L, n, D}, parts_->type);
-      record_linear(y, **packed[i], *packed[i], in, hidden, std::int64_t{n} * D, parts_->type,
-                    biases[i], nullptr);
-      if (norms[i] != nullptr) {
-        mx::Primitive& norm = i == 0 ? *parts_->q_norm : *parts_->k_norm;
-        temporaries.keep(y);
-        y = temporaries.evaluated(norm, {y, *norms[i]}, {B, L, n, D}, parts_->type);
+    // As MLX's RoPE leaves them: its attention gives other bits for another order.
+    const auto by_heads_of = [&](const array& y, bool rotates) {
+      if (!rotates || L == 1) return by_heads(on, y);
+      return on.allocated({B, y.shape(2), L, y.shape(3)}, y.dtype());
+    };
+    const bool rotates = p.rope_dims != 0;
+    std::vector<array> all = {by_heads_of(q, rotates)};
+    if (cached_) {
+      place_in_rooms(on, inputs.size() > 1 ? &inputs[1] : nullptr,
+                     static_cast<long>(outputs.size()), offset_, &outputs[1]);
+      for (int i : {1, 2}) {
+        all.push_back(as_evaluated(on.make(outputs[i].shape(), parts_->type), outputs[i]));
       }
-      array turned = temporaries.make({B, n, L, D}, parts_->type);
-      view(turned, y, {std::int64_t{L} * n * D, D, std::int64_t{n} * D, 1}, L == 1 || n == 1);
-      if (i == 2 || position == nullptr) {
-        outputs[static_cast<std::size_t>(i)].copy_shared_buffer(turned);
-        continue;
-      }
-      temporaries.keep(y);
-      std::vector<array> rotated = {turned, *position};
-      if (periods != nullptr) rotated.push_back(*periods);
-      std::vector<array> out = {outputs[static_cast<std::size_t>(i)]};
-      parts_->rope->eval_gpu(rotated, out);
+    } else {
+      all.insert(all.end(), {by_heads_of(k, rotates), by_heads(on, v)});
     }
+    rotate_and_store(on, q, k, v, all);
+    mx::Primitive& attention = L == 1 ? *parts_->attention : *parts_->causal_attention;
+    const array attended =
+        on.evaluated(attention, all, {B, p.num_heads, L, p.head_dim}, parts_->type);
+    finish(on, attended, x, outputs[0]);
   }
 
  private:
-  PartsPtr parts_;
-};
-
-// attention [B, heads, L, head_dim] and x -> h = x + o(attention), h + mlp(norm(h)).
-class Rest : public GpuPrimitive {
- public:
-  Rest(mx::Stream stream, PartsPtr parts) : GpuPrimitive(stream), parts_(std::move(parts)) {}
-  const char* name() const override { return "QmlpRestOfLayer"; }
-
-  static std::vector<array> inputs(const LayerParts& p, const array& attention, const array& x) {
-    std::vector<array> all = {attention, x, *p.post_norm};
-    for (const OptionalArray* bias : {&p.o_bias, &p.gate_bias, &p.up_bias, &p.down_bias}) {
-      if (*bias) all.push_back(**bias);
-    }
-    return all;
+  // [B, L, count, head_dim]
+  array heads(gpu::Recording& on, const PackedPtr& packed, const array& x,
+              const OptionalArray& bias, int count) const {
+    const int width = parts_->p.head_dim;
+    array y = on.allocated({x.shape(0), x.shape(1), count, width}, parts_->type);
+    linear(on, *packed, x, bias, nullptr, std::int64_t{count} * width, y);
+    return y;
   }
 
-  void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+  void linear(gpu::Recording& on, const Packed& packed, const array& x, const OptionalArray& bias,
+              const array* residual, std::int64_t N, const array& out) const {
+    const qmlp_dtype dtype = dtype_code(parts_->type);
+    const std::int64_t rows = std::int64_t{x.shape(0)} * x.shape(1);
+    const qmlp_matrix from = on.matrix(x, static_cast<std::int64_t>(x.size()) / rows, dtype);
+    const qmlp_mutable_matrix to = {gpu::pointer(out), rows, N, N, dtype};
+    qmlp_linear_epilogue epilogue = QMLP_LINEAR_EPILOGUE_INIT;
+    if (bias) epilogue.linear_bias = on.values(*bias);
+    if (residual != nullptr) epilogue.residual = on.matrix(*residual, N, dtype);
+    on.record(out, qmlp_plan_workspace_bytes(packed.plan.get(), rows),
+              [&](const qmlp_workspace& workspace, const qmlp_stream& where) {
+                return qmlp_quantized_linear(packed.plan.get(), packed.weight.get(), &from, &to,
+                                             &workspace, &where, &epilogue);
+              });
+  }
+
+  // y [B, L, heads, head_dim] as attention takes it.
+  static array by_heads(const gpu::Recording& on, const array& y) {
+    const int L = y.shape(1), n = y.shape(2), D = y.shape(3);
+    return view(on.make({y.shape(0), n, L, D}, y.dtype()), y,
+                {std::int64_t{L} * n * D, D, std::int64_t{n} * D, 1}, L == 1 || n == 1);
+  }
+
+  // q, k and v to where queries, keys and values have their rows.
+  void rotate_and_store(gpu::Recording& on, const array& q, const array& k, const array& v,
+                        const std::vector<array>& to) const {
+    const array &queries = to[0], &keys = to[1], &values = to[2];
     const LayerParts& p = parts_->p;
-    const array& attention = inputs[0];
-    const array& x = inputs[1];
-    std::size_t at = 3;
-    const array* biases[4] = {};
-    for (int i = 0; i < 4; ++i) {
-      const OptionalArray& bias = i == 0   ? p.o_bias
-                                  : i == 1 ? p.gate_bias
-                                  : i == 2 ? p.up_bias
-                                           : p.down_bias;
-      if (bias) biases[i] = &inputs[at++];
+    if (p.rope_dims == 0 && !cached_) return;
+    HeadsArgs args = {};
+    args.q = gpu::pointer(q);
+    args.k = gpu::pointer(k);
+    args.v = gpu::pointer(v);
+    args.queries = gpu::pointer(queries);
+    args.keys = gpu::pointer(keys);
+    args.values = cached_ ? gpu::pointer(values) : nullptr;
+    for (int axis = 0; axis < 3; ++axis) {
+      args.query_strides[axis] = queries.strides(axis);
+      args.key_strides[axis] = keys.strides(axis);
+      args.value_strides[axis] = values.strides(axis);
     }
-    array& out = outputs[0];
-    Temporaries temporaries(out);
+    if (p.rope_periods) {
+      args.periods = static_cast<const float*>(gpu::pointer(*p.rope_periods));
+      args.period_stride = p.rope_periods->strides(0);
+    }
+    args.scale = p.rope_scale;
+    args.base_log2 = parts_->log2_of_base;
+    const int rows = q.shape(0) * q.shape(1);
+    args.length = q.shape(1);
+    args.num_heads = p.num_heads;
+    args.num_kv_heads = p.num_kv_heads;
+    args.head_dim = p.head_dim;
+    args.rotated = p.rope_dims;
+    args.traditional = p.traditional ? 1 : 0;
+    args.offset = offset_;
+    args.first_head = p.rope_dims == 0 ? p.num_heads : 0;
+    const int count = p.num_heads + p.num_kv_heads * (cached_ ? 2 : 1) - args.first_head;
+    // Many rows fill the GPU with fewer threads, which then share an angle.
+    args.heads_each = rows >= 64 ? 4 : 1;
+    const int threads = (count + args.heads_each - 1) / args.heads_each * (p.head_dim / 2);
+    void* const function = heads_function(parts_->type == mx::bfloat16);
+    if (function == nullptr) throw std::runtime_error("QmlpLayer: no kernel for this GPU");
+    on.reads(q);
+    on.reads(k);
+    on.reads(v);
+    void* params[] = {&args};
+    on.record({&queries, &keys, &values},
+              {function,
+               {static_cast<std::uint32_t>(rows),
+                (static_cast<std::uint32_t>(threads) + kHeadsBlock - 1) / kHeadsBlock, 1},
+               {kHeadsBlock, 1, 1},
+               0,
+               params});
+  }
+
+  // attention [B, heads, L, head_dim] -> h = x + o(attention), h + mlp(norm(h)).
+  void finish(gpu::Recording& on, const array& attention, const array& x, array& out) const {
+    const LayerParts& p = parts_->p;
     const int B = x.shape(0), L = x.shape(1), hidden = x.shape(2);
     const int n = p.num_heads, D = p.head_dim;
     // [B, L, heads * head_dim] where it lies, or copied.
-    array rows = temporaries.make({B, L, n * D}, parts_->type);
+    array rows = on.make({B, L, n * D}, parts_->type);
     const mx::Strides& s = attention.strides();
     if (s[3] == 1 && (n == 1 || s[1] == D)) {
-      view(rows, attention, {s[0], s[2], 1}, false);
+      rows = view(std::move(rows), attention, {s[0], s[2], 1}, false);
     } else {
-      array turned = temporaries.make({B, L, n, D}, parts_->type);
-      view(turned, attention, {s[0], s[2], s[1], s[3]}, false);
-      const array copy =
-          temporaries.evaluated(gpu::copy_primitive(), {turned}, {B, L, n, D}, parts_->type);
-      view(rows, copy, {std::int64_t{L} * n * D, std::int64_t{n} * D, 1}, true);
+      const array turned =
+          view(on.make({B, L, n, D}, parts_->type), attention, {s[0], s[2], s[1], s[3]}, false);
+      rows = view(std::move(rows), on.contiguous(turned),
+                  {std::int64_t{L} * n * D, std::int64_t{n} * D, 1}, true);
     }
-    array h = temporaries.make(x.shape(), parts_->type);
-    record_linear(h, *parts_->o, parts_->o, rows, std::int64_t{n} * D, hidden, parts_->type,
-                  biases[0], &x);
-    temporaries.keep(h);
+    const array h = on.allocated(x.shape(), parts_->type);
+    linear(on, *parts_->o, rows, p.o_bias, &x, hidden, h);
     const array normed =
-        temporaries.evaluated(*parts_->post_norm, {h, inputs[2]}, x.shape(), parts_->type);
+        on.evaluated(*parts_->post_norm, {h, *p.post_norm}, x.shape(), parts_->type);
     gpu::allocate(out);
-    gpu::Recording recording(out);
     const qmlp_dtype dtype = dtype_code(parts_->type);
-    const qmlp_matrix from = recording.matrix(normed, hidden, dtype);
+    const qmlp_matrix from = on.matrix(normed, hidden, dtype);
     const qmlp_mutable_matrix to = {gpu::pointer(out), from.rows, hidden, hidden, dtype};
     qmlp_swiglu_epilogue first = QMLP_SWIGLU_EPILOGUE_INIT;
     qmlp_linear_epilogue second = QMLP_LINEAR_EPILOGUE_INIT;
-    if (biases[1] != nullptr) first.gate_bias = recording.values(*biases[1]);
-    if (biases[2] != nullptr) first.up_bias = recording.values(*biases[2]);
-    if (biases[3] != nullptr) second.linear_bias = recording.values(*biases[3]);
-    second.residual = recording.matrix(h, hidden, dtype);
+    if (p.gate_bias) first.gate_bias = on.values(*p.gate_bias);
+    if (p.up_bias) first.up_bias = on.values(*p.up_bias);
+    if (p.down_bias) second.linear_bias = on.values(*p.down_bias);
+    second.residual = on.matrix(h, hidden, dtype);
     const Packed& gate_up = *parts_->gate_up;
     const Packed& down = *parts_->down;
-    recording.record(qmlp_mlp_workspace_bytes(gate_up.plan.get(), down.plan.get(), from.rows),
-                     {parts_->gate_up, parts_->down},
-                     [&](const qmlp_workspace& workspace, const qmlp_stream& where) {
-                       return qmlp_fused_mlp(gate_up.plan.get(), gate_up.weight.get(),
-                                             down.plan.get(), down.weight.get(), &from, &to,
-                                             &workspace, &where, &first, &second);
-                     });
+    on.record(out, qmlp_mlp_workspace_bytes(gate_up.plan.get(), down.plan.get(), from.rows),
+              [&](const qmlp_workspace& workspace, const qmlp_stream& where) {
+                return qmlp_fused_mlp(gate_up.plan.get(), gate_up.weight.get(), down.plan.get(),
+                                      down.weight.get(), &from, &to, &workspace, &where, &first,
+                                      &second);
+              });
   }
 
- private:
   PartsPtr parts_;
+  bool cached_;
+  int offset_;  // positions of the cache before x
 };
 
 // The position of a pass, which all layers of the pass share.
@@ -232,28 +237,25 @@ array position(int offset) {
   return last->second;
 }
 
+array up_to(const array& held, int end, const mx::Stream& s) {
+  if (end == held.shape(2)) return held;
+  return mx::slice(held, {0, 0, 0, 0}, {held.shape(0), held.shape(1), end, held.shape(3)}, s);
+}
+
 // As mlx-lm's KVCache keeps what it was given: `fresh` [B, heads, L, head_dim] at positions
-// [offset, offset + L) of an array that grows by steps.
+// [offset, offset + L) of an array that grows to whole steps.
 array stored(const array* held, const array& fresh, int offset, const mx::Stream& s) {
   constexpr int kStep = 256;
   const int B = fresh.shape(0), heads = fresh.shape(1), L = fresh.shape(2), width = fresh.shape(3);
   std::optional<array> room;
   if (held != nullptr) room = *held;
   if (!room || offset + L > room->shape(2)) {
-    const int steps = (kStep + L - 1) / kStep;
-    const array added = mx::zeros({B, heads, steps * kStep, width}, fresh.dtype(), s);
-    if (room && offset % kStep != 0) {
-      room = mx::slice(*room, {0, 0, 0, 0}, {B, heads, offset, width}, s);
-    }
-    room = room ? mx::concatenate({*room, added}, 2, s) : added;
+    const int capacity = (offset + L + kStep - 1) / kStep * kStep;
+    const array added = mx::zeros({B, heads, capacity - offset, width}, fresh.dtype(), s);
+    room = room && offset > 0 ? mx::concatenate({up_to(*room, offset, s), added}, 2, s) : added;
   }
   return mx::slice_update(*room, fresh, mx::Shape{0, 0, offset, 0},
                           mx::Shape{B, heads, offset + L, width}, s);
-}
-
-array up_to(const array& held, int end, const mx::Stream& s) {
-  if (end == held.shape(2)) return held;
-  return mx::slice(held, {0, 0, 0, 0}, {held.shape(0), held.shape(1), end, held.shape(3)}, s);
 }
 
 // q, k and v by MLX's ops around ours.
@@ -285,10 +287,20 @@ array rest_graph(const LayerParts& p, const array& attention, const array& x, co
                    p.gate_bias, p.up_bias, p.down_bias, h, s);
 }
 
-PartsPtr parts_for(const LayerParts& p, mx::Dtype type, const mx::Stream& s) {
+// Null where the layer cannot be one op; `known` tells whether that will be so at other calls.
+PartsPtr parts_for(const LayerParts& p, mx::Dtype type, const mx::Stream& s, bool& known) {
+  known = true;
+  // In f32 the single ops are MLX's.
+  if (type == mx::float32 || !belong_together(p, type) || !p.input_norm || p.gate_up == nullptr ||
+      p.head_dim % 8 != 0 || p.rope_dims % 2 != 0 || p.rope_dims > p.head_dim ||
+      (p.rope_periods && (p.rope_periods->dtype() != mx::float32 || p.rope_periods->ndim() != 1 ||
+                          p.rope_periods->shape(0) < p.rope_dims / 2))) {
+    return nullptr;
+  }
   auto made = std::make_shared<Parts>();
   made->p = p;
   made->type = type;
+  made->log2_of_base = std::log2(p.rope_base.value_or(1.0f));
   const auto norm = [&](const OptionalArray& weight, float eps, PrimitivePtr& into) {
     if (!weight) return true;
     const array x = mx::zeros({1, weight->shape(0)}, type, s);
@@ -300,14 +312,44 @@ PartsPtr parts_for(const LayerParts& p, mx::Dtype type, const mx::Stream& s) {
       !norm(p.k_norm, p.k_eps, made->k_norm)) {
     return nullptr;
   }
-  if (p.rope_dims != 0) {
-    const array x = mx::zeros({1, 1, 1, p.head_dim}, type, s);
-    made->rope = primitive_of(mx::fast::rope(x, p.rope_dims, p.traditional, p.rope_base,
-                                             p.rope_scale, position(0), p.rope_periods, s),
-                              "RoPE");
-    if (made->rope == nullptr) return nullptr;
+  // MLX has kernels for one token and for many by the shape of heads alone.
+  const auto attention = [&](int length, const char* mask) -> PrimitivePtr {
+    const array x = mx::zeros({1, p.num_heads, length, p.head_dim}, type, s);
+    const array kv = mx::zeros({1, p.num_kv_heads, length, p.head_dim}, type, s);
+    const auto attend = [&](bool by_one_kernel) {
+      return mx::fast::scaled_dot_product_attention(x, kv, kv, p.scale, mask, std::nullopt,
+                                                    std::nullopt, by_one_kernel, s);
+    };
+    try {
+      attend(true);
+    } catch (const std::invalid_argument&) {
+      return nullptr;
+    }
+    const array y = attend(false);
+    PrimitivePtr found = primitive_of(y, "ScaledDotProductAttention");
+    // While a gradient is traced it may have a mask and a second result.
+    if (found == nullptr || y.inputs().size() != 3) {
+      known = false;
+      return nullptr;
+    }
+    return found;
+  };
+  made->attention = attention(1, "");
+  made->causal_attention = attention(64, "causal");
+  if (made->attention == nullptr || made->causal_attention == nullptr) return nullptr;
+  std::vector<array> small;
+  LayerParts& own = made->p;
+  for (OptionalArray* a : {&own.q_bias, &own.k_bias, &own.v_bias, &own.o_bias, &own.q_norm,
+                           &own.k_norm, &own.rope_periods, &own.input_norm, &own.post_norm,
+                           &own.gate_bias, &own.up_bias, &own.down_bias}) {
+    if (!*a) continue;
+    *a = mx::contiguous(**a, false, s);
+    small.push_back(**a);
   }
+  mx::eval(small);
   const Place place = place_of(s);
+  // Kernels' arrays outlive the layer, on threads that should not meet Python's objects.
+  own.q = own.k = own.v = own.o = own.gate_up = own.down = nullptr;
   made->q = p.q->packed(type, place);
   made->k = p.k->packed(type, place);
   made->v = p.v->packed(type, place);
@@ -329,11 +371,11 @@ struct GpuLayer::Known {
 GpuLayer::GpuLayer() = default;
 GpuLayer::~GpuLayer() = default;
 
-LayerResult GpuLayer::run(const LayerParts& p, bool one_type, const array& x, bool cached,
-                          const array* keys, const array* values, int offset, const mx::Stream& s) {
+LayerResult GpuLayer::run(const LayerParts& p, const array& x, const Held& held,
+                          const mx::Stream& s) {
+  const auto& [cached, keys, values, offset] = held;
   PartsPtr parts;
-  // In f32 the single ops are MLX's.
-  if (one_type && x.dtype() != mx::float32 && p.input_norm && p.gate_up != nullptr) {
+  {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto at = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
       return known.stream == s.index && known.type == x.dtype();
@@ -341,35 +383,45 @@ LayerResult GpuLayer::run(const LayerParts& p, bool one_type, const array& x, bo
     if (at != known_.end()) {
       parts = at->parts;
     } else {
+      bool known = true;
+      parts = parts_for(p, x.dtype(), s, known);
       if (known_.size() > 8) known_.clear();
-      parts = parts_for(p, x.dtype(), s);
-      known_.push_back({s.index, x.dtype(), parts});
+      if (known) known_.push_back({s.index, x.dtype(), parts});
     }
   }
-  const int B = x.shape(0), L = x.shape(1);
-  std::vector<array> heads;
-  if (parts != nullptr) {
-    heads = array::make_arrays({{B, p.num_heads, L, p.head_dim},
-                                {B, p.num_kv_heads, L, p.head_dim},
-                                {B, p.num_kv_heads, L, p.head_dim}},
-                               {x.dtype(), x.dtype(), x.dtype()}, std::make_shared<Heads>(s, parts),
-                               Heads::inputs(p, x, position(offset)));
-  } else {
-    heads = heads_graph(p, x, offset, s);
-  }
+  const int B = x.shape(0), L = x.shape(1), end = offset + L;
   LayerResult result = {x, std::nullopt, std::nullopt, nullptr};
+  const auto fits = [&](const array* a) {
+    return a == nullptr || (a->dtype() == x.dtype() && a->shape(3) == p.head_dim);
+  };
+  if (parts != nullptr && fits(keys) && fits(values)) {
+    std::vector<array> inputs = {x};
+    if (keys != nullptr) inputs.insert(inputs.end(), {*keys, *values});
+    auto op = std::make_shared<GpuLayerOp>(s, std::move(parts), cached, offset);
+    if (!cached) {
+      result.out = array(x.shape(), x.dtype(), std::move(op), std::move(inputs));
+      return result;
+    }
+    const mx::Shape shape = {B, p.num_kv_heads, end, p.head_dim};
+    std::vector<array> made =
+        array::make_arrays({x.shape(), shape, shape}, {x.dtype(), x.dtype(), x.dtype()},
+                           std::move(op), std::move(inputs));
+    result.out = std::move(made[0]);
+    result.keys = std::move(made[1]);
+    result.values = std::move(made[2]);
+    return result;
+  }
+  std::vector<array> heads = heads_graph(p, x, offset, s);
   if (cached) {
     result.keys = stored(keys, heads[1], offset, s);
     result.values = stored(values, heads[2], offset, s);
-    heads[1] = up_to(*result.keys, offset + L, s);
-    heads[2] = up_to(*result.values, offset + L, s);
+    heads[1] = up_to(*result.keys, end, s);
+    heads[2] = up_to(*result.values, end, s);
   }
   const array attention = mx::fast::scaled_dot_product_attention(
       heads[0], heads[1], heads[2], p.scale, L > 1 ? "causal" : "", std::nullopt, std::nullopt,
       false, s);
-  result.out = parts != nullptr ? array(x.shape(), x.dtype(), std::make_shared<Rest>(s, parts),
-                                        Rest::inputs(p, attention, x))
-                                : rest_graph(p, attention, x, s);
+  result.out = rest_graph(p, attention, x, s);
   return result;
 }
 

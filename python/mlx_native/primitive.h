@@ -102,7 +102,8 @@ class Run {
   template <class Call>
   void hand_over(std::size_t workspace_bytes, std::vector<PackedPtr> weights, Call call) {
     if (gpu_) {
-      recording_->record(workspace_bytes, std::move(weights), call);
+      for (PackedPtr& weight : weights) recording_->keep(std::move(weight));
+      recording_->record(out_, workspace_bytes, call);
     } else {
       dispatch(stream_, workspace_bytes,
                [weights = std::move(weights), call = std::move(call)](

@@ -89,7 +89,7 @@ class PackedWeight : public std::enable_shared_from_this<PackedWeight> {
   std::int64_t N_ = 0;
   std::int64_t K_ = 0;
   std::vector<qmlp_quant_spec> specs_;
-  int segments_ = 0;  // of sums on a GPU
+  int segments_ = 0;                     // of sums on a GPU
   std::shared_ptr<PackedWeight> whole_;  // of a part
   int index_ = 0;
 

@@ -128,7 +128,7 @@ constexpr TileModel kTileModels[] = {
     {TileConfig::t16, 16, 4, 1, 180, 125, 500},   {TileConfig::t16_pair, 16, 2, 2, 190, 125, 500},
     {TileConfig::t32, 32, 4, 1, 200, 145, 700},   {TileConfig::t32_pair, 32, 2, 2, 210, 150, 700},
     {TileConfig::t64, 64, 4, 1, 240, 200, 1200},  {TileConfig::t128, 128, 2, 1, 320, 335, 2200},
-    {TileConfig::t256, 256, 2, 1, 600, 740, 4000}};
+    {TileConfig::t256, 256, 2, 1, 600, 640, 4000}};
 constexpr int kStart = 4500, kStartBeside = 3000;  // where the kernel before leaves room, less
 // Chunks of the longest stream that two CTAs an SM take: their rings are shallow, but so are those
 // of one CTA's four warpgroups where codes are wide.

@@ -31,6 +31,29 @@ std::string last_error() {
   return t_last_error == cudaSuccess ? std::string() : error_words(t_last_error);
 }
 
+void* current_context() noexcept {
+  using Get = int (*)(void**);
+  static const Get get = [] {
+    const char* const name = "cuCtxGetCurrent";
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t e = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
+    if (e != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+      static_cast<void>(cudaGetLastError());  // the caller's next check is of its own calls
+      return Get{nullptr};
+    }
+    return reinterpret_cast<Get>(entry);
+  }();
+  void* context = nullptr;
+  if (get == nullptr || get(&context) != 0) return nullptr;
+  return context;
+}
+
 std::size_t kernel_workspace_bytes(const plan::Kernel& kernel, const plan::Problem& problem,
                                    const DeviceFacts& device) noexcept {
   // Also where a tile kernel is meant: it hands rows that TMA cannot read to the stream kernel, and

@@ -233,7 +233,15 @@ void bench_case(const Case& c, int bits, int group, int segments, const Options&
   const auto copies = static_cast<int>(problem.copies.size());
   const std::vector<std::uint16_t> host_x = random_rows(rng, most * c.K, DType::bf16);
   const Buffer x(host_x.size() * 2), out(static_cast<std::size_t>(most * c.N) * 2);
-  const Buffer workspace(problem.plan.workspace_bytes(most));
+  std::size_t workspace_bytes = problem.plan.workspace_bytes(most);
+  for (const KernelInfo& kernel : kernel_table()) {
+    if (!options.all || kernel.device != DeviceKind::cuda) continue;
+    PlanOptions force;
+    force.force_kernel = kernel.name;
+    const auto plan = Problem::make(c, {bits, group, DType::bf16}, most, segments, facts, force);
+    if (plan) workspace_bytes = std::max(workspace_bytes, plan->workspace_bytes(most));
+  }
+  const Buffer workspace(workspace_bytes);
   GPU_CHECK(cudaMemcpy(x.data, host_x.data(), x.bytes, cudaMemcpyHostToDevice));
   // Some 3 ms a replay, whole rounds of the copies.
   const auto calls_for = [&](double microseconds) {
@@ -271,8 +279,8 @@ void bench_case(const Case& c, int bits, int group, int segments, const Options&
         "%d, \"group\": "
         "%d, "
         "\"M\": %lld, \"us\": %.2f, \"read_us\": %.2f, \"bytes\": %zu, \"kernel\": \"%s\"",
-        c.shape, c.op, segments, (long long)c.K, (long long)c.N, bits, group, (long long)M, us,
-        read, problem.bytes, std::string(problem.plan.kernel_name(M)).c_str());
+        c.shape, c.op, problem.plan.segments(), (long long)c.K, (long long)c.N, bits, group,
+        (long long)M, us, read, problem.bytes, std::string(problem.plan.kernel_name(M)).c_str());
     if (blas != nullptr) {
       std::printf(", \"dense_us\": %.2f",
                   dense_time(*blas, raw, c, M, *dense_weights, dense_copies, x, *product, out,

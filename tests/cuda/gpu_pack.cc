@@ -480,7 +480,10 @@ void check_memory(Totals& totals, const DeviceFacts& facts) {
     const auto weight = pack_both();
     expect(totals, !weight && weight.error().code == Errc::out_of_memory, "memory: too little");
     if (!weight) std::printf("pack: too little memory: %s\n", weight.error().message.c_str());
-    expect(totals, free_bytes() == left, "memory: a failed packing leaks");
+    const std::size_t after = free_bytes();  // more where the driver let go of what it had kept
+    expect(totals, after >= left,
+           "memory: a failed packing leaks, free bytes " + std::to_string(left) + " before, " +
+               std::to_string(after) + " after");
   }
   expect(totals, pack_both().has_value(), "memory: packing after a failure");
   cudaStream_t stream;

@@ -436,15 +436,20 @@ def whole_layers():
         model = llama(512, 3, 1536, 8, 2, 2048, False, seed=7, dtype=dtype, **config)
         model.update(tree_map_biases(model))
         for batch in (1, 3):
-            tokens = mx.random.randint(0, 2048, (batch, 309), key=mx.random.key(2))
-            cuts = (40, 1, 1, 9, 1, 200, 1, 55, 1)
+            # The cache grows at a multiple of its step: elsewhere mlx-lm's own is of another length
+            # then, for which MLX's attention has another kernel.
+            tokens = mx.random.randint(0, 2048, (batch, 313), key=mx.random.key(2))
+            cuts = (40, 1, 1, 9, 1, 200, 1, 3, 1, 55, 1)
             qmlp.mlx.patch(model, small_ops=False)
             apart = logits_of(model, tokens, cuts)
             alone = model(tokens[:, :7])
             mx.eval(apart, alone)
             report = qmlp.mlx.patch(model)
             need(sum(what == "whole layer" for _, what in report.replaced) == 3, str(report))
-            need(bool(mx.array_equal(logits_of(model, tokens, cuts), apart)), f"{config}, batch {batch}")
+            whole = logits_of(model, tokens, cuts)
+            off = [i for i in range(tokens.shape[1]) if not mx.array_equal(whole[:, i], apart[:, i])]
+            need(not off, f"{config}, batch {batch}: other bits at {off[:8]} of {len(off)} positions, by "
+                          f"{float(mx.abs(whole - apart).max())}")
             need(bool(mx.array_equal(model(tokens[:, :7]), alone)), f"{config}: without a cache")
             qmlp.mlx.unpatch(model)
         del model

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks of qmlp.mlx on a GPU: caches, and how long memory is held: mlx_gpu_caches.py [NAME...]
+"""Checks of qmlp.mlx on a GPU: whose memory is written, and how long it is held: mlx_gpu_caches.py [NAME...]
 
-Needs what mlx_gpu.py needs, and a C compiler for `half_recorded`. Caches of patched layers are copied,
-trimmed, set back, saved, and filled by mlx-lm's own code in between. Prints a line for each check and
-ends with status 1 when one failed.
+Needs what mlx_gpu.py needs, and a C compiler for `half_recorded`. Patched layers write new keys and
+values into memory that arrays of the same cache share: these checks look for somebody who could notice.
+Prints a line for each check and ends with status 1 when one failed.
 """
 
+import concurrent.futures
 import copy
 import os
 import pathlib
@@ -15,6 +16,7 @@ import tempfile
 from unittest import mock
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models import cache as caches
 
 import qmlp.mlx
@@ -25,8 +27,8 @@ from mlx_checks import (check, llama, logits_of, main, need, random_weight, rand
 VOCABULARY = 2048
 
 
-def model():
-    made = llama(512, 3, 1536, 8, 2, VOCABULARY, False, seed=5)
+def model(dtype=mx.bfloat16):
+    made = llama(512, 3, 1536, 8, 2, VOCABULARY, False, seed=5, dtype=dtype)
     qmlp.mlx.patch(made)
     return made
 
@@ -63,6 +65,198 @@ def plainly(m, *runs):
 
 
 # ---- caches ----
+
+
+@check
+def written_in_place():
+    """While tokens come one by one, a layer's keys stay where they are; a grown cache moves once."""
+    m = model()
+    tokens = some_tokens(300, 1)
+    kv = filled(m, tokens, 200)
+    mx.eval(m(tokens[:, 200:201], cache=kv))
+    mx.synchronize()
+    held = mx.get_active_memory()
+    for i in range(201, 256):
+        mx.async_eval(m(tokens[:, i:i + 1], cache=kv))  # never waited for
+    mx.synchronize()
+    # 55 rooms for each layer's keys would be 3 * 2 * 128 KiB a token.
+    need(mx.get_active_memory() - held < 2 << 20, f"{held} bytes, then {mx.get_active_memory()}")
+    mx.eval(m(tokens[:, 256:257], cache=kv))
+    need(kv[0].keys.shape == (1, 2, 257, 64), str(kv[0].keys.shape))
+    return "256 positions, then more"
+
+
+@check
+def what_others_hold_stays():
+    """Keys and values of every step, and views of them, taken evaluated and not, while the cache goes on
+    in place, is trimmed, written by MLX's own ops, and given up."""
+    m = model()
+    tokens = some_tokens(60, 2)
+    (want,) = plainly(m, (tokens, (20,) + (1,) * 30))
+    final = caches.make_prompt_cache(m)
+    mx.eval(steps(m, tokens, final, (20,) + (1,) * 30))
+    truth = [(mx.contiguous(c.keys) + 0, mx.contiguous(c.values) + 0) for c in final]
+    mx.eval(truth)
+    views = (lambda a: a, lambda a: a[:], lambda a: a[..., 3:, :], lambda a: a.reshape(-1, 64),
+             lambda a: mx.contiguous(a), lambda a: a.view(mx.uint16), lambda a: mx.swapaxes(a, 1, 2))
+    for evaluated in (False, True):
+        kv, held = caches.make_prompt_cache(m), []
+        out = []
+        for n, (at, count) in enumerate([(0, 20)] + [(20 + i, 1) for i in range(30)]):
+            out.append(m(tokens[:, at:at + count], cache=kv))
+            if evaluated:
+                mx.async_eval(out[-1])
+            for i, c in enumerate(kv):
+                view = views[(n + i) % len(views)]
+                for part, a in enumerate((c.keys, c.values)):
+                    held.append((view(a), view, i, part, at + count))
+                    if evaluated:
+                        mx.async_eval(held[-1][0])
+        need(same(mx.concatenate(out, axis=1), want), f"logits, evaluated {evaluated}")
+        caches.trim_prompt_cache(kv, 12)
+        mx.async_eval(m(tokens[:, 50:60], cache=kv))
+        kv[0].keys *= 2
+        kv[1].keys[..., 30:, :] = 0
+        mx.eval(m(tokens[:, 50:53], cache=kv))
+        del kv
+        mx.eval([mx.full((1, 2, 256, 64), float("nan"), mx.bfloat16) for _ in range(40)])
+        for a, view, i, part, end in held:
+            need(same(mx.contiguous(a), mx.contiguous(view(truth[i][part][..., :end, :]))),
+                 f"layer {i}, part {part}, after {end} positions, evaluated {evaluated}")
+    return f"{2 * len(held)} arrays"
+
+
+@check
+def read_by_the_host():
+    """Earlier keys, read by the host while the step after them is still to run: MLX moves their memory."""
+    m = model(mx.float16)
+    tokens = some_tokens(40, 9)
+    (want,) = plainly(m, (tokens, (20,) + (1,) * 8))
+    kv = filled(m, tokens, 20)
+    load = random_x((4096, 4096), mx.float16, 1)
+    out = []
+    for i in range(20, 28):
+        held = [(c.keys, c.values) for c in kv] if i % 2 else []
+        work = load
+        for _ in range(40):
+            work = load @ work
+        mx.async_eval(work)
+        out.append(m(tokens[:, i:i + 1], cache=kv))
+        mx.async_eval(out[-1])
+        for pair in held:
+            for a in pair:
+                need(np.isfinite(np.array(a)).all(), f"keys or values after {i} positions")
+    need(same(mx.concatenate(out, axis=1), want[:, 20:]), "logits")
+    return "8 steps"
+
+
+@check
+def forks():
+    """Many caches with a common past, in any order, from several threads; each must be as if it were
+    alone."""
+    m = model()
+    past = some_tokens(30, 3)
+    ways = [some_tokens(12, 10 + i) for i in range(6)]
+    mx.eval(ways)
+    counts = (30, 1, 1, 3, 1, 5, 1)
+    want = plainly(m, *((mx.concatenate([past, way], axis=1), counts) for way in ways))
+    for evaluated in (False, True):
+        kv = filled(m, past, 30, evaluated)
+        forked = [copy.deepcopy(kv) for _ in ways]
+        del kv
+        got = [[] for _ in ways]
+        at = 0
+        for n, count in enumerate(counts[1:]):
+            order = range(len(ways)) if n % 2 else reversed(range(len(ways)))
+            for i in order:
+                got[i].append(m(ways[i][:, at:at + count], cache=forked[i]))
+                if evaluated and (n + i) % 3:
+                    mx.async_eval(got[i][-1])
+            at += count
+        for i, parts in enumerate(got):
+            need(same(mx.concatenate(parts, axis=1), want[i][:, 30:]), f"fork {i}, evaluated {evaluated}")
+    kv = filled(m, past, 30)
+    mx.synchronize()
+
+    def go_on(i):
+        """On a stream of this thread's own."""
+        stream = mx.new_stream(mx.default_device())
+        with mx.stream(stream):
+            own = copy.deepcopy(kv)
+            out = steps(m, ways[i], own, counts[1:])
+            mx.eval(out)
+        return out
+
+    with concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:
+        for i, out in enumerate(pool.map(go_on, range(len(ways)))):
+            need(same(out, want[i][:, 30:]), f"thread {i}")
+    return f"{len(ways)} forks"
+
+
+@check
+def not_what_it_was():
+    """Caches whose arrays were replaced by others of another size, type or layout."""
+    m = model()
+    tokens = some_tokens(40, 4)
+    counts = (20, 1, 1, 3)
+    (want,) = plainly(m, (tokens, counts))
+
+    def copied(a):
+        return mx.contiguous(a) + 0
+
+    changes = {
+        "negated twice": lambda a: -(-a),
+        "other memory": copied,
+        "by positions first": lambda a: mx.swapaxes(mx.contiguous(mx.swapaxes(copied(a), 1, 2)), 1, 2),
+        "by features first": lambda a: mx.swapaxes(mx.contiguous(mx.swapaxes(copied(a), 2, 3)), 2, 3),
+        "behind something": lambda a: mx.concatenate([copied(a), copied(a)], axis=1)[:, 2:],
+        "at an odd address": lambda a: mx.concatenate([mx.zeros((3,), a.dtype), a.flatten()])[3:].reshape(a.shape),
+        "longer": lambda a: mx.pad(a, [(0, 0), (0, 0), (0, 7), (0, 0)], constant_values=float("nan")),
+        "longer by a step": lambda a: mx.concatenate([a, mx.full((1, 2, 236, 64), 7, a.dtype)], axis=2),
+        "saved and loaded": None,
+    }
+    for name, change in changes.items():
+        for evaluated in (False, True):
+            kv = filled(m, tokens, 20)
+            if change is None:
+                with tempfile.TemporaryDirectory() as folder:
+                    path = str(pathlib.Path(folder) / "cache.safetensors")
+                    caches.save_prompt_cache(path, kv)
+                    kv = caches.load_prompt_cache(path)
+            else:
+                for c in kv:
+                    c.keys, c.values = change(c.keys), change(c.values)
+                    if evaluated:
+                        mx.eval(c.keys, c.values)
+            got = steps(m, tokens[:, 20:25], kv, counts[1:], evaluated)
+            need(same(got, want[:, 20:]), f"{name}, evaluated {evaluated}")
+    return ", ".join(changes)
+
+
+@check
+def inside_compiled_functions():
+    """Steps with a cache inside mx.compile, and inside a function whose gradient is taken."""
+    m = model()
+    tokens = some_tokens(30, 5)
+    (want,) = plainly(m, (tokens, (20, 1, 1, 1)))
+    kv = filled(m, tokens, 20)
+    m.freeze()
+
+    def loss(scale):
+        return (m(tokens[:, 20:21], cache=kv) * scale).sum()
+
+    value, gradient = mx.value_and_grad(loss)(mx.array(1.0, mx.bfloat16))
+    mx.eval(value, gradient)
+    out = m(tokens[:, 21:22], cache=kv)
+    compiled = mx.compile(lambda x: m(x, cache=copy.deepcopy(kv)))
+    need(same(out, want[:, 21:22]), "after a gradient")
+    twice = [compiled(tokens[:, 22:23]) for _ in range(2)]
+    mx.eval(twice)
+    plain = m(tokens[:, 22:23], cache=kv)
+    need(same(plain, want[:, 22:23]), "after a compiled step")
+    close = mx.abs(twice[1].astype(mx.float32) - plain.astype(mx.float32)).max()
+    need(float(close) < 0.1, f"compiled: logits differ by {float(close)}")
+    return "a gradient, a compiled step"
 
 
 @check
@@ -181,7 +375,7 @@ def batched_growth():
     lazily = steps(m, tokens, kv, counts, evaluate=False)
     (want,) = plainly(m, (tokens, counts))
     need(same(lazily, want), "one graph of 15 passes")
-    need(kv[0].keys.shape == (3, 2, 774, 64), str(kv[0].keys.shape))  # as mlx-lm grows it
+    need(kv[0].keys.shape == (3, 2, 592, 64), str(kv[0].keys.shape))
     return "3 sequences, 592 positions"
 
 

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama form as one op each, on CPU streams.
+"""Decoder layers of the Llama form as one op each.
 
 A patched layer keeps its class hierarchy, its parts and its code. When it meets arrays that the op is
 for, the op runs; otherwise (a function that is being traced, a batched or quantized cache, an adapter
@@ -156,6 +156,19 @@ def _run(layer: Any, x: mx.array, mask: Any, cache: Any) -> Any:
     return out
 
 
+def _fill_step(cache: Any) -> None:
+    """Makes room in a cache as its own code does, by whole steps: on a GPU the op's arrays end where the
+    cache ends, and MLX has its fast attention for whole steps alone."""
+    if type(cache) is not _cache_class() or cache.keys is None or native.device() == "cpu":
+        return
+    if native.array_id(cache.keys) < 0:  # a traced function's stand-in
+        return
+    missing = -cache.keys.shape[2] % cache.step
+    if missing and cache.keys.shape[2] == cache.offset:
+        widths = [(0, 0), (0, 0), (0, missing), (0, 0)]
+        cache.keys, cache.values = mx.pad(cache.keys, widths), mx.pad(cache.values, widths)
+
+
 def _rope_parts(rope: Any) -> dict[str, Any] | None:
     """What the op needs to know of a rope module; None for a kind that it does not compute."""
     if type(rope) in (nn.RoPE, _modules.RoPE):
@@ -185,7 +198,10 @@ class _Whole(nn.Module):
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         op = self._qmlp_op()
         out = None if op is None else _run(op, x, mask, cache)
-        return super().__call__(x, mask, cache) if out is None else out  # type: ignore[misc]
+        if out is not None:
+            return out
+        _fill_step(cache)
+        return super().__call__(x, mask, cache)  # type: ignore[misc]
 
     def _qmlp_op(self) -> Any:
         """The op for the parts as they are now; None where they do not make one."""
