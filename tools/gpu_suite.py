@@ -386,7 +386,8 @@ def command_report(options):
         rows = []
         for shape, op, K, N in names:
             mine = {p["M"]: p for p in points if (p["shape"], p["op"]) == (shape, op)}
-            rows.append([f"{shape} {op} {K}→{N}", next(iter(mine.values()))["segments"], f"{next(iter(mine.values()))['read_us']:.2f}",
+            any_of = next(iter(mine.values()))
+            rows.append([f"{shape} {op} {K}→{N}", any_of["segments"], f"{any_of['read_us']:.2f}",
                          *(f"{mine[m]['us']:.2f}" for m in sorted(mine))])
         text.append(table(rows, ["linear", "S", "read", *(f"M {m}" for m in sorted({p["M"] for p in points}))]))
     if "segments" in stages:

@@ -8,6 +8,7 @@
 
 #include "array_holders.h"
 #include "heads.h"
+#include "layer.h"
 
 namespace qmlp_mlx {
 
@@ -15,9 +16,6 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Positions come by steps, as mlx-lm's KVCache grows: MLX's attention has a faster kernel for
-// those.
-constexpr int kStep = 256;
 // Elements of 16 bytes.
 constexpr int kUnit = 8;
 
@@ -110,7 +108,7 @@ mx::array readable(gpu::Recording& on, const mx::array& a) {
 void place_in_rooms(gpu::Recording& on, const mx::array* before, long holders, int offset,
                     mx::array* keys_and_values) {
   const mx::Shape& shape = keys_and_values[0].shape();
-  const int end = shape[2], capacity = (end + kStep - 1) / kStep * kStep;
+  const int end = shape[2], capacity = whole_steps(end);
   CarryArgs carry = {};
   unsigned count = 0;
   mx::array* made[2] = {};

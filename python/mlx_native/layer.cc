@@ -493,9 +493,8 @@ std::optional<LayerResult> Layer::run(const array& x, bool cached, const KvRowsP
   LayerResult result = {outputs[0], std::nullopt, std::nullopt, nullptr};
   if (!cached) return result;
 
-  constexpr int kStep = 256;  // as KVCache grows
   const int end = offset + length;
-  int capacity = (end + kStep - 1) / kStep * kStep;
+  int capacity = whole_steps(end);
   if (keys != nullptr) capacity = std::max(capacity, keys->shape(2));
   const mx::Shape shape = {batch, parts.num_kv_heads, capacity, parts.head_dim};
   const auto stand_in = [&](int part) {

@@ -38,6 +38,13 @@ struct LayerParts {
   OptionalArray gate_bias, up_bias, down_bias;
 };
 
+// Positions by which mlx-lm's KVCache grows. MLX's attention has a faster kernel for caches of
+// whole steps.
+constexpr int kCacheStep = 256;
+inline int whole_steps(int positions) {
+  return (positions + kCacheStep - 1) / kCacheStep * kCacheStep;
+}
+
 // Whether the parts compute in one type and their shapes belong together.
 bool belong_together(const LayerParts& parts, mlx::core::Dtype type);
 

@@ -78,12 +78,11 @@ class GpuLayerOp : public mx::Primitive {
       k = on.evaluated(*parts_->k_norm, {k, *p.k_norm}, k.shape(), parts_->type);
     }
     // As MLX's RoPE leaves them: its attention gives other bits for another order.
-    const auto by_heads_of = [&](const array& y, bool rotates) {
-      if (!rotates || L == 1) return by_heads(on, y);
+    const auto room_for_rotated = [&](const array& y) {
+      if (p.rope_dims == 0 || L == 1) return by_heads(on, y);
       return on.allocated({B, y.shape(2), L, y.shape(3)}, y.dtype());
     };
-    const bool rotates = p.rope_dims != 0;
-    std::vector<array> all = {by_heads_of(q, rotates)};
+    std::vector<array> all = {room_for_rotated(q)};
     if (cached_) {
       place_in_rooms(on, inputs.size() > 1 ? &inputs[1] : nullptr,
                      static_cast<long>(outputs.size()), offset_, &outputs[1]);
@@ -91,7 +90,7 @@ class GpuLayerOp : public mx::Primitive {
         all.push_back(as_evaluated(on.make(outputs[i].shape(), parts_->type), outputs[i]));
       }
     } else {
-      all.insert(all.end(), {by_heads_of(k, rotates), by_heads(on, v)});
+      all.insert(all.end(), {room_for_rotated(k), by_heads(on, v)});
     }
     rotate_and_store(on, q, k, v, all);
     mx::Primitive& attention = L == 1 ? *parts_->attention : *parts_->causal_attention;
@@ -245,13 +244,12 @@ array up_to(const array& held, int end, const mx::Stream& s) {
 // As mlx-lm's KVCache keeps what it was given: `fresh` [B, heads, L, head_dim] at positions
 // [offset, offset + L) of an array that grows to whole steps.
 array stored(const array* held, const array& fresh, int offset, const mx::Stream& s) {
-  constexpr int kStep = 256;
   const int B = fresh.shape(0), heads = fresh.shape(1), L = fresh.shape(2), width = fresh.shape(3);
   std::optional<array> room;
   if (held != nullptr) room = *held;
   if (!room || offset + L > room->shape(2)) {
-    const int capacity = (offset + L + kStep - 1) / kStep * kStep;
-    const array added = mx::zeros({B, heads, capacity - offset, width}, fresh.dtype(), s);
+    const int more = whole_steps(offset + L) - offset;
+    const array added = mx::zeros({B, heads, more, width}, fresh.dtype(), s);
     room = room && offset > 0 ? mx::concatenate({up_to(*room, offset, s), added}, 2, s) : added;
   }
   return mx::slice_update(*room, fresh, mx::Shape{0, 0, offset, 0},

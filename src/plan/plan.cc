@@ -19,7 +19,7 @@ Accumulation default_accumulation(const DeviceFacts& device) noexcept {
 int default_segments(Accumulation accumulation, std::int64_t N, std::int64_t K,
                      const DeviceFacts& device) noexcept {
   constexpr std::int64_t kLongChain = 4096, kMostChains = 8192;
-  const bool was_measured = device.kind == DeviceKind::cpu || device.isa != Isa::sm80;
+  const bool was_measured = device.isa != Isa::sm80;
   return accumulation == Accumulation::tensor && was_measured && K >= kLongChain && N <= kMostChains
              ? 4
              : 1;

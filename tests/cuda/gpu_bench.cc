@@ -233,15 +233,6 @@ void bench_case(const Case& c, int bits, int group, int segments, const Options&
   const auto copies = static_cast<int>(problem.copies.size());
   const std::vector<std::uint16_t> host_x = random_rows(rng, most * c.K, DType::bf16);
   const Buffer x(host_x.size() * 2), out(static_cast<std::size_t>(most * c.N) * 2);
-  std::size_t workspace_bytes = problem.plan.workspace_bytes(most);
-  for (const KernelInfo& kernel : kernel_table()) {
-    if (!options.all || kernel.device != DeviceKind::cuda) continue;
-    PlanOptions force;
-    force.force_kernel = kernel.name;
-    const auto plan = Problem::make(c, {bits, group, DType::bf16}, most, segments, facts, force);
-    if (plan) workspace_bytes = std::max(workspace_bytes, plan->workspace_bytes(most));
-  }
-  const Buffer workspace(workspace_bytes);
   GPU_CHECK(cudaMemcpy(x.data, host_x.data(), x.bytes, cudaMemcpyHostToDevice));
   // Some 3 ms a replay, whole rounds of the copies.
   const auto calls_for = [&](double microseconds) {
@@ -266,6 +257,7 @@ void bench_case(const Case& c, int bits, int group, int segments, const Options&
     const MatrixView in{x.at(), M, c.K, c.K, DType::bf16, device};
     const MutableMatrixView to{out.at(), M, c.N, c.N, DType::bf16, device};
     const auto time_plan = [&](const Plan& plan) {
+      const Buffer workspace(plan.workspace_bytes(M));
       return time_graph(raw, calls, [&](int i) {
         const PackedWeight& weight = *problem.copies[static_cast<std::size_t>(i % copies)];
         const Workspace space{{workspace.at(), workspace.bytes}};
