@@ -511,7 +511,7 @@ class Changes(PatchTest):
         before = logits(self.model, self.tokens)
         qmlp.mlx.patch(self.model, small_ops=False, segments=4)  # of a GPU's sums: packs again
         self.assertTrue(mx.array_equal(logits(self.model, self.tokens), before).item())
-        for asked in (3, -1, 16, None, "4"):
+        for asked in (3, -1, 16, None, "4", 1.0, 4.0):
             with self.assertRaisesRegex(ValueError, "segments is .*, needs 0, 1, 2, 4 or 8"):
                 qmlp.mlx.patch(self.model, segments=asked)
             with self.assertRaisesRegex(ValueError, "segments is .*, needs 0, 1, 2, 4 or 8"):

@@ -60,7 +60,7 @@ class Packed:
 
 
 def check_segments(segments: int) -> None:
-    if segments not in (0, 1, 2, 4, 8):
+    if not hasattr(segments, "__index__") or segments not in (0, 1, 2, 4, 8):
         raise ValueError(f"segments is {segments!r}, needs 0, 1, 2, 4 or 8")
 
 
