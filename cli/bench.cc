@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "context.h"
 #include "format.h"
+#include "io/output_file.h"
 #include "json_out.h"
 #include "machine.h"
 #include "machine_limits.h"
@@ -286,8 +287,9 @@ int run_bench(Flags& flags, Context& context) {
   settings.min_runs = static_cast<int>(flags.min_runs);
 
   const bool json_to_stdout = flags.json && *flags.json == "-";
-  if (flags.json && !json_to_stdout) require_writable(*flags.json);
-  if (flags.plot) require_writable(*flags.plot);
+  constexpr auto kSpecial = OutputFile::Special::written;
+  if (flags.json && !json_to_stdout) value_or_throw(OutputFile::check(*flags.json, kSpecial));
+  if (flags.plot) value_or_throw(OutputFile::check(*flags.plot, kSpecial));
   // Without a file the table is all there is: nobody reads the rest.
   const bool writes_file = (flags.json && !json_to_stdout) || flags.plot;
   const MachineInfo machine = machine_info();
@@ -325,13 +327,18 @@ int run_bench(Flags& flags, Context& context) {
                           result.rows});
       }
     }
-    write_file(*flags.plot, plot_svg(panels, machine.cpu + ", " + to_string(options.facts.isa) +
-                                                 ", qmlp " + version() + " " + build_type_text()));
+    const std::string title = machine.cpu + ", " + to_string(options.facts.isa) + ", qmlp " +
+                              version() + " " + build_type_text();
+    value_or_throw(write_text_file(*flags.plot, plot_svg(panels, title), kSpecial));
   }
   if (flags.json) {
     const std::string text =
         bench_json(flags, settings, options, machine, rotation, results, context).dump(2) + "\n";
-    json_to_stdout ? context.out.write(text) : write_file(*flags.json, text);
+    if (json_to_stdout) {
+      context.out.write(text);
+    } else {
+      value_or_throw(write_text_file(*flags.json, text, kSpecial));
+    }
   }
   return kDone;
 }

@@ -1,9 +1,8 @@
 #include "gate_tap.h"
 
-#include "context.h"
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
-#include "output.h"
+#include "qmlp/exceptions.h"
 
 namespace qmlp::cli {
 
@@ -29,11 +28,9 @@ void GateTap::write(const std::string& path) const {
                        {layer.rows, layer.cols},
                        layer.bytes.size()});
   }
-  PendingFile pending(path);
-  auto writer = value_or_throw(SafetensorsWriter::create(pending.temporary(), tensors));
+  auto writer = value_or_throw(SafetensorsWriter::create(path, tensors));
   for (const auto& [index, layer] : layers_) value_or_throw(writer.write(layer.bytes));
   value_or_throw(writer.finish());
-  pending.commit();
 }
 
 }  // namespace qmlp::cli

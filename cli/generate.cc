@@ -6,6 +6,7 @@
 #include "context.h"
 #include "format.h"
 #include "gate_tap.h"
+#include "io/output_file.h"
 #include "json_out.h"
 #include "model_loading.h"
 #include "options.h"
@@ -354,8 +355,8 @@ int run_generate(const Flags& flags, Context& context) {
   check_flags(flags);
   const SamplingOptions sampling = sampling_options(flags);
   RunOptions options = flags.run.resolve();
-  if (!flags.cache_save.empty()) require_replaceable(flags.cache_save);
-  if (!options.tap_gate.empty()) require_replaceable(options.tap_gate);
+  if (!flags.cache_save.empty()) value_or_throw(OutputFile::check(flags.cache_save));
+  if (!options.tap_gate.empty()) value_or_throw(OutputFile::check(options.tap_gate));
   const auto checkpoint = open_checkpoint(flags.model, options);
   const ModelConfig config = checkpoint->config();
 

@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "context.h"
 #include "format.h"
+#include "io/output_file.h"
 #include "json_out.h"
 #include "kl_record.h"
 #include "kl_stats.h"
@@ -259,7 +260,7 @@ int run_top_logits(const Flags& flags, const RunOptions& options, Context& conte
 }
 
 int run_record(const Flags& flags, const RunOptions& options, Context& context) {
-  require_replaceable(*flags.record);
+  value_or_throw(OutputFile::check(*flags.record));
   const auto checkpoint = open_checkpoint(flags.model, options);
   const std::vector<std::int32_t> tokens = read_tokens(flags, checkpoint->config());
   const std::int64_t window =

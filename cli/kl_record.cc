@@ -21,29 +21,30 @@ const SafetensorsEntry& entry(const SafetensorsFile& file, const std::string& na
   return *found;
 }
 
+SafetensorsWriter create_recording(const std::string& path, std::int64_t count,
+                                   std::int64_t vocab_size) {
+  const auto rows = static_cast<std::uint64_t>(count);
+  return value_or_throw(SafetensorsWriter::create(
+      path,
+      {{"window", "I64", {1}, 8},
+       {"token_ids", "I32", {count}, rows * 4},
+       {"logits", "F32", {count, vocab_size}, rows * static_cast<std::uint64_t>(vocab_size) * 4}}));
+}
+
 }  // namespace
 
 LogitsRecorder::LogitsRecorder(const std::string& path, std::span<const std::int32_t> tokens,
                                std::int64_t window, std::int64_t vocab_size)
-    : pending_(path) {
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  const auto bytes = static_cast<std::uint64_t>(count * vocab_size) * 4;
-  writer_.emplace(value_or_throw(SafetensorsWriter::create(
-      pending_.temporary(), {{"window", "I64", {1}, 8},
-                             {"token_ids", "I32", {count}, tokens.size_bytes()},
-                             {"logits", "F32", {count, vocab_size}, bytes}})));
-  value_or_throw(writer_->write(std::as_bytes(std::span(&window, 1))));
-  value_or_throw(writer_->write(std::as_bytes(tokens)));
+    : writer_(create_recording(path, static_cast<std::int64_t>(tokens.size()), vocab_size)) {
+  value_or_throw(writer_.write(std::as_bytes(std::span(&window, 1))));
+  value_or_throw(writer_.write(std::as_bytes(tokens)));
 }
 
 void LogitsRecorder::write(std::span<const float> logits) {
-  value_or_throw(writer_->write(std::as_bytes(logits)));
+  value_or_throw(writer_.write(std::as_bytes(logits)));
 }
 
-void LogitsRecorder::finish() {
-  value_or_throw(writer_->finish());
-  pending_.commit();
-}
+void LogitsRecorder::finish() { value_or_throw(writer_.finish()); }
 
 LogitsRecording::LogitsRecording(const std::string& path)
     : file_(value_or_throw(SafetensorsFile::open(path))) {

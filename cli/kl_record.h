@@ -1,14 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
-#include "output.h"
 
 namespace qmlp::cli {
 
@@ -22,8 +20,7 @@ class LogitsRecorder {
   void finish();
 
  private:
-  PendingFile pending_;
-  std::optional<SafetensorsWriter> writer_;
+  SafetensorsWriter writer_;
 };
 
 class LogitsRecording {

@@ -9,7 +9,6 @@
 #include "../format.h"
 #include "base/aligned_buffer.h"
 #include "base/float16.h"
-#include "io/files.h"
 #include "qmlp/exceptions.h"
 #include "qmlp/ops.h"
 #include "ref/ops.h"

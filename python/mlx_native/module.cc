@@ -42,6 +42,31 @@ PackedWeightPtr pack(const std::vector<std::vector<array>>& parts,
                             default_place(), segments);
 }
 
+// The one argument of PackedWeight.part, which takes any, so that wrong ones are refused in one
+// line.
+int part_index(const nb::args& given, const nb::kwargs& named, int num_parts) {
+  const bool by_name = given.size() == 0 && named.size() == 1 && named.contains("index");
+  if (!by_name && !(given.size() == 1 && named.size() == 0)) {
+    throw nb::type_error("part: takes one argument, index");
+  }
+  const nb::object value = by_name ? nb::object(named["index"]) : nb::object(given[0]);
+  if (!PyIndex_Check(value.ptr())) {
+    const nb::str type(value.type().attr("__name__"));
+    throw nb::type_error(
+        (std::string("part: index is a ") + type.c_str() + ", needs a whole number").c_str());
+  }
+  const nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) throw nb::python_error();
+  int overflow = 0;
+  const long index = PyLong_AsLongAndOverflow(number.ptr(), &overflow);
+  if (overflow != 0 || index < 0 || index >= num_parts) {
+    const std::string found = overflow != 0 ? "out of range" : std::to_string(index);
+    throw nb::value_error(
+        ("part: index is " + found + ", needs 0 to " + std::to_string(num_parts - 1)).c_str());
+  }
+  return static_cast<int>(index);
+}
+
 }  // namespace
 }  // namespace qmlp_mlx
 
@@ -63,17 +88,13 @@ NB_MODULE(_mlx, m) {
       .def_prop_ro("K", &PackedWeight::K, "Input features.")
       .def_prop_ro("num_parts", &PackedWeight::num_parts, "1, or 2 for gate and up.")
       .def_prop_ro("nbytes", &PackedWeight::nbytes, "Bytes that the packed form owns.")
-      .def("spec",
-           [](const PackedWeight& self, int part) {
-             const qmlp_quant_spec& spec = self.spec(part);
-             return nb::make_tuple(spec.bits, spec.group_size, spec.scale_dtype);
-           })
-      .def("kernel_name",
-           [](const PackedWeight& self, int activation, std::int64_t M) {
-             return std::string(qmlp_plan_kernel_name(
-                 self.packed(mlx_dtype(activation), default_place())->plan.get(), M));
-           })
-      .def("part", &PackedWeight::part)
+      .def(
+          "part",
+          [](PackedWeight& self, const nb::args& given, const nb::kwargs& named) {
+            return self.part(part_index(given, named, self.num_parts()));
+          },
+          nb::sig("def part(self, index: int) -> PackedWeight"),
+          "The gate (0) or up (1) half as a linear weight, which shares the memory on a CPU.")
       .def("__deepcopy__", [](nb::object self, const nb::object&) { return self; });
 
   // The identity of an array, whichever Python object holds it; -1 for one that stands for another

@@ -66,6 +66,11 @@ array bias_beside(const array& bias, int axis, int ndim, const mx::Stream& s) {
   return axes.empty() ? b : mx::expand_dims(b, axes, s);
 }
 
+// fused_mlp of operands that fit each other, but that a residual may have axes that x lacks.
+array mlp_of(const array& x, const PackedWeightPtr& gate_up, const PackedWeightPtr& down,
+             const OptionalArray& gate_bias, const OptionalArray& up_bias,
+             const OptionalArray& down_bias, const OptionalArray& residual, const mx::Stream& s);
+
 // ---- primitives ----
 
 class Linear : public OpPrimitive {
@@ -406,8 +411,8 @@ class Mlp : public OpPrimitive {
     moved[0] = batch_first(inputs[0], axes[0], s);
     if (parts_.residual) moved[last] = batch_first(inputs[last], axes[last], s);
     const Inputs in = read(moved);
-    return {{fused_mlp(moved[0], gate_up_, down_, copy(in.gate_bias), copy(in.up_bias),
-                       copy(in.down_bias), copy(in.residual), s)},
+    return {{mlp_of(moved[0], gate_up_, down_, copy(in.gate_bias), copy(in.up_bias),
+                    copy(in.down_bias), copy(in.residual), s)},
             {0}};
   }
 
@@ -444,6 +449,8 @@ class Mlp : public OpPrimitive {
   Parts parts_;
 };
 
+constexpr const char* kMlp = "fused_mlp";
+
 // ---- building ops ----
 
 // On CPU streams an operand is made contiguous by an op of its own; on GPU streams most are, which
@@ -462,20 +469,44 @@ array checked_x(const char* op, const array& x, const PackedWeight& weight, mx::
            std::to_string(weight.K()) + "]");
   }
   type = weight.compute_type(x.dtype());
-  dtype_code(type);  // refuses float64
+  if (type != mx::float32 && type != mx::float16 && type != mx::bfloat16) {
+    refuse(std::string(op) + ": x is " + name_of(x.dtype()) +
+           ", needs float32, float16 or bfloat16");
+  }
   return laid_out(mx::astype(x, type, s), s);
 }
 
 // A bias as the op takes it; false when it is wider than the op's type.
 bool fits(mx::Dtype type, const array& a) { return mx::promote_types(type, a.dtype()) == type; }
 
-array checked_bias(const char* op, const char* name, const array& bias, std::int64_t N,
-                   mx::Dtype type, const mx::Stream& s) {
-  if (bias.ndim() != 1 || bias.shape(0) != N) {
-    refuse(std::string(op) + ": " + name + " is " + text_of(bias.shape()) + ", needs [" +
+array operand(const array& a, mx::Dtype type, const mx::Stream& s) {
+  return laid_out(mx::astype(a, type, s), s);
+}
+
+array gated(const array& g, const array& u, const mx::Stream& s) {
+  return mx::multiply(mx::multiply(g, mx::sigmoid(g, s), s), u, s);
+}
+
+void check_bias(const char* op, const char* name, const OptionalArray& bias, std::int64_t N) {
+  if (bias && (bias->ndim() != 1 || bias->shape(0) != N)) {
+    refuse(std::string(op) + ": " + name + " is " + text_of(bias->shape()) + ", needs [" +
            std::to_string(N) + "]");
   }
-  return laid_out(mx::astype(bias, type, s), s);
+}
+
+// A residual may be broadcast to the result, but not the result to it.
+void check_residual(const char* op, const OptionalArray& residual, const array& x, std::int64_t N) {
+  if (!residual) return;
+  const mx::Shape shape = with_last(x.shape(), N);
+  bool fit = residual->ndim() <= x.ndim();
+  for (std::size_t i = 0; fit && i < residual->ndim(); ++i) {
+    const mx::ShapeElem have = residual->shape()[residual->ndim() - 1 - i];
+    fit = have == 1 || have == shape[x.ndim() - 1 - i];
+  }
+  if (!fit) {
+    refuse(std::string(op) + ": residual is " + text_of(residual->shape()) + ", needs " +
+           text_of(shape));
+  }
 }
 
 }  // namespace
@@ -485,23 +516,21 @@ array quantized_linear(const array& x, const PackedWeightPtr& weight,
                        StreamOrDevice where) {
   constexpr const char* kOp = "quantized_linear";
   const mx::Stream s = stream_for(kOp, where);
-  check_parts(kOp, weight, 1);
+  check_parts(kOp, "weight", weight, 1);
   mx::Dtype type = mx::float32;
   std::vector<array> inputs = {checked_x(kOp, x, *weight, type, s)};
+  check_bias(kOp, "linear_bias", linear_bias, weight->N());
+  check_residual(kOp, residual, x, weight->N());
   if (left_to_mlx(type, s)) {
     const array y = linear_by_mlx(inputs[0], weight, linear_bias, s);
     return residual ? mx::add(*residual, y, s) : y;
   }
   const mx::Shape shape = with_last(x.shape(), weight->N());
   const bool bias_inside = linear_bias && fits(type, *linear_bias);
-  if (bias_inside) {
-    inputs.push_back(checked_bias(kOp, "linear_bias", *linear_bias, weight->N(), type, s));
-  }
+  if (bias_inside) inputs.push_back(operand(*linear_bias, type, s));
   const bool residual_inside = residual && (!linear_bias || bias_inside) && fits(type, *residual) &&
                                residual->shape() == shape;
-  if (residual_inside) {
-    inputs.push_back(laid_out(mx::astype(*residual, type, s), s));
-  }
+  if (residual_inside) inputs.push_back(operand(*residual, type, s));
   array y(shape, type,
           std::make_shared<Linear>(s, weight, weight->packed(type, place_of(s)), type, bias_inside,
                                    residual_inside),
@@ -515,18 +544,21 @@ array fused_swiglu(const array& x, const PackedWeightPtr& gate_up, const Optiona
                    const OptionalArray& up_bias, StreamOrDevice where) {
   constexpr const char* kOp = "fused_swiglu";
   const mx::Stream s = stream_for(kOp, where);
-  check_parts(kOp, gate_up, 2);
+  check_parts(kOp, "gate_up", gate_up, 2);
   mx::Dtype type = mx::float32;
   std::vector<array> inputs = {checked_x(kOp, x, *gate_up, type, s)};
+  check_bias(kOp, "gate_bias", gate_bias, gate_up->N());
+  check_bias(kOp, "up_bias", up_bias, gate_up->N());
   if (left_to_mlx(type, s)) {
-    const array g = linear_by_mlx(inputs[0], gate_up->part(0), gate_bias, s);
-    const array u = linear_by_mlx(inputs[0], gate_up->part(1), up_bias, s);
-    return mx::multiply(mx::multiply(g, mx::sigmoid(g, s), s), u, s);
+    return gated(linear_by_mlx(inputs[0], gate_up->part(0), gate_bias, s),
+                 linear_by_mlx(inputs[0], gate_up->part(1), up_bias, s), s);
   }
-  if (gate_bias) {
-    inputs.push_back(checked_bias(kOp, "gate_bias", *gate_bias, gate_up->N(), type, s));
+  if ((gate_bias && !fits(type, *gate_bias)) || (up_bias && !fits(type, *up_bias))) {
+    return gated(quantized_linear(x, gate_up->part(0), gate_bias, std::nullopt, s),
+                 quantized_linear(x, gate_up->part(1), up_bias, std::nullopt, s), s);
   }
-  if (up_bias) inputs.push_back(checked_bias(kOp, "up_bias", *up_bias, gate_up->N(), type, s));
+  if (gate_bias) inputs.push_back(operand(*gate_bias, type, s));
+  if (up_bias) inputs.push_back(operand(*up_bias, type, s));
   return array(with_last(x.shape(), gate_up->N()), type,
                std::make_shared<Swiglu>(s, gate_up, gate_up->packed(type, place_of(s)), type,
                                         gate_bias.has_value(), up_bias.has_value()),
@@ -537,16 +569,27 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
                 const OptionalArray& gate_bias, const OptionalArray& up_bias,
                 const OptionalArray& down_bias, const OptionalArray& residual,
                 StreamOrDevice where) {
-  constexpr const char* kOp = "fused_mlp";
-  const mx::Stream s = stream_for(kOp, where);
-  check_parts(kOp, gate_up, 2);
-  check_parts(kOp, down, 1);
+  const mx::Stream s = stream_for(kMlp, where);
+  check_parts(kMlp, "gate_up", gate_up, 2);
+  check_parts(kMlp, "down", down, 1);
   if (down->K() != gate_up->N()) {
-    refuse(std::string(kOp) + ": down takes " + std::to_string(down->K()) +
+    refuse(std::string(kMlp) + ": down takes " + std::to_string(down->K()) +
            " features, gate and up give " + std::to_string(gate_up->N()));
   }
+  check_bias(kMlp, "gate_bias", gate_bias, gate_up->N());
+  check_bias(kMlp, "up_bias", up_bias, gate_up->N());
+  check_bias(kMlp, "down_bias", down_bias, down->N());
+  if (x.ndim() > 0) check_residual(kMlp, residual, x, down->N());
+  return mlp_of(x, gate_up, down, gate_bias, up_bias, down_bias, residual, s);
+}
+
+namespace {
+
+array mlp_of(const array& x, const PackedWeightPtr& gate_up, const PackedWeightPtr& down,
+             const OptionalArray& gate_bias, const OptionalArray& up_bias,
+             const OptionalArray& down_bias, const OptionalArray& residual, const mx::Stream& s) {
   mx::Dtype type = mx::float32;
-  std::vector<array> inputs = {checked_x(kOp, x, *gate_up, type, s)};
+  std::vector<array> inputs = {checked_x(kMlp, x, *gate_up, type, s)};
   const mx::Shape shape = with_last(x.shape(), down->N());
   // One op only where nothing is promoted on the way.
   const bool one = !left_to_mlx(type, s) && down->compute_type(type) == type &&
@@ -555,16 +598,16 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
                    (!residual || (fits(type, *residual) && residual->shape() == shape));
   if (!one) {
     const array hidden = fused_swiglu(x, gate_up, gate_bias, up_bias, s);
-    return quantized_linear(hidden, down, down_bias, residual, s);
+    if (residual && residual->shape() == shape) {
+      return quantized_linear(hidden, down, down_bias, residual, s);
+    }
+    const array y = quantized_linear(hidden, down, down_bias, std::nullopt, s);
+    return residual ? mx::add(*residual, y, s) : y;
   }
-  if (gate_bias) {
-    inputs.push_back(checked_bias(kOp, "gate_bias", *gate_bias, gate_up->N(), type, s));
-  }
-  if (up_bias) inputs.push_back(checked_bias(kOp, "up_bias", *up_bias, gate_up->N(), type, s));
-  if (down_bias) {
-    inputs.push_back(checked_bias(kOp, "down_bias", *down_bias, down->N(), type, s));
-  }
-  if (residual) inputs.push_back(laid_out(mx::astype(*residual, type, s), s));
+  if (gate_bias) inputs.push_back(operand(*gate_bias, type, s));
+  if (up_bias) inputs.push_back(operand(*up_bias, type, s));
+  if (down_bias) inputs.push_back(operand(*down_bias, type, s));
+  if (residual) inputs.push_back(operand(*residual, type, s));
   return array(shape, type,
                std::make_shared<Mlp>(s, gate_up, down, gate_up->packed(type, place_of(s)),
                                      down->packed(type, place_of(s)), type,
@@ -572,5 +615,7 @@ array fused_mlp(const array& x, const PackedWeightPtr& gate_up, const PackedWeig
                                                 down_bias.has_value(), residual.has_value()}),
                std::move(inputs));
 }
+
+}  // namespace
 
 }  // namespace qmlp_mlx

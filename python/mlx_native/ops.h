@@ -17,8 +17,8 @@ using OptionalArray = std::optional<array>;
 array quantized_linear(const array& x, const PackedWeightPtr& weight,
                        const OptionalArray& linear_bias, const OptionalArray& residual,
                        StreamOrDevice s);
-// out[..., intermediate] = silu(x * gate^T) * (x * up^T). Biases must be of the promoted type or
-// narrower.
+// out[..., intermediate] = silu(x * gate^T) * (x * up^T). With a bias of a wider type in three
+// steps, the last of them MLX's.
 array fused_swiglu(const array& x, const PackedWeightPtr& gate_up, const OptionalArray& gate_bias,
                    const OptionalArray& up_bias, StreamOrDevice s);
 // down(swiglu(x)) (+ down_bias) (+ residual).

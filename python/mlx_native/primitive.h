@@ -60,13 +60,23 @@ void dispatch(const mx::Stream& stream, std::size_t workspace_bytes, Call call) 
   });
 }
 
+inline bool is_gpu(const mx::StreamOrDevice& where) {
+  if (const auto* device = std::get_if<mx::Device>(&where)) return *device == mx::Device::gpu;
+  const auto* type = std::get_if<mx::Device::DeviceType>(&where);
+  return type != nullptr && *type == mx::Device::gpu;
+}
+
 // The stream of an op; throws when it is a GPU's and ops cannot run there.
 inline mx::Stream stream_for(const char* op, const mx::StreamOrDevice& where) {
+  const auto check_gpu = [op](bool gpu) {
+    if (gpu && !gpu::refusal().empty()) {
+      throw std::runtime_error(std::string(op) + ": " + gpu::refusal() +
+                               "; give stream=mx.cpu or mx.set_default_device(mx.cpu)");
+    }
+  };
+  check_gpu(is_gpu(where));  // a build of MLX without GPUs has no stream for one
   const mx::Stream s = mx::to_stream(where);
-  if (s.device == mx::Device::gpu && !gpu::refusal().empty()) {
-    throw std::runtime_error(std::string(op) + ": " + gpu::refusal() +
-                             "; give stream=mx.cpu or mx.set_default_device(mx.cpu)");
-  }
+  check_gpu(s.device == mx::Device::gpu);
   return s;
 }
 
@@ -146,9 +156,10 @@ class CpuPrimitive : public mx::Primitive {
 inline array batch_first(const array& a, int axis, const mx::Stream& s) {
   return axis > 0 ? mx::moveaxis(a, axis, 0, s) : a;
 }
-inline void check_parts(const char* op, const PackedWeightPtr& weight, int parts) {
+inline void check_parts(const char* op, const char* name, const PackedWeightPtr& weight,
+                        int parts) {
   if (weight == nullptr || weight->num_parts() != parts) {
-    refuse(std::string(op) + ": weight holds " +
+    refuse(std::string(op) + ": " + name + " holds " +
            std::to_string(weight == nullptr ? 0 : weight->num_parts()) + " arrays, needs " +
            std::to_string(parts));
   }

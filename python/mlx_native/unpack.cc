@@ -124,7 +124,7 @@ class Unpack : public mx::Primitive {
 std::vector<array> unpack(const PackedWeightPtr& weight, const OptionalArray& ids,
                           StreamOrDevice where) {
   const mx::Stream s = stream_for("unpack", where);
-  check_parts("unpack", weight, 1);
+  check_parts("unpack", "weight", weight, 1);
   std::vector<array> inputs;
   if (ids) {
     if (!mx::issubdtype(ids->dtype(), mx::integer)) {

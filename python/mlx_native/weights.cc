@@ -314,7 +314,7 @@ PackedPtr PackedWeight::pack(mx::Dtype activation, Place place) const {
 
 PackedWeightPtr PackedWeight::part(int index) {
   if (index < 0 || index >= num_parts()) {
-    throw std::invalid_argument("part is " + std::to_string(index) + ", needs 0 to " +
+    throw std::invalid_argument("part: index is " + std::to_string(index) + ", needs 0 to " +
                                 std::to_string(num_parts() - 1));
   }
   if (num_parts() == 1) return shared_from_this();

@@ -15,6 +15,7 @@ from typing import Any, Callable, Sequence
 import numpy
 
 from ._dtypes import BF16, F16, F32
+from ._words import kind_of, one_line, shown
 
 CPU, CUDA = 0, 1
 # kind and ordinal
@@ -55,18 +56,18 @@ class NumpyBackend:
 
     name = kind = "numpy"
 
-    def dtype(self, x: numpy.ndarray) -> int:
+    def dtype(self, x: numpy.ndarray, name: str = "x") -> int:
         code = _numpy_codes.get(x.dtype)
         if code is not None:
             return code
         if x.dtype.name == "bfloat16" and x.dtype == _bfloat16():
             return BF16
-        raise TypeError(f"dtype is {x.dtype!r}, needs float32, float16 or ml_dtypes.bfloat16")
+        raise TypeError(f"{name} is of {shown(x.dtype)}, needs float32, float16 or ml_dtypes.bfloat16")
 
     def dtype_object(self, code: int) -> numpy.dtype:
         return _bfloat16() if code == BF16 else numpy.dtype((numpy.float32, numpy.float16)[code])
 
-    def device(self, x: numpy.ndarray) -> Device:
+    def device(self, x: numpy.ndarray, name: str = "x") -> Device:
         return HOST
 
     def native(self, x: numpy.ndarray) -> numpy.ndarray:
@@ -134,7 +135,7 @@ class NumpyBackend:
 
     def codes(self, x: numpy.ndarray) -> numpy.ndarray:
         if x.dtype not in (numpy.uint32, numpy.int32):
-            raise TypeError(f"codes are {x.dtype!r}, needs uint32 (or int32) words")
+            raise TypeError(f"codes are {shown(x.dtype)}, needs uint32 (or int32) words")
         return x
 
     def result(self, x: numpy.ndarray) -> numpy.ndarray:
@@ -174,20 +175,20 @@ class TorchBackend:
         self.forward_ad = torch.autograd.forward_ad
         self.bump_versions = _version_bump(torch)
 
-    def dtype(self, x: Any) -> int:
+    def dtype(self, x: Any, name: str = "x") -> int:
         code = self.codes_of_dtype.get(x.dtype)
         if code is None:
-            raise TypeError(f"dtype is {x.dtype}, needs float32, float16 or bfloat16")
+            raise TypeError(f"{name} is of {x.dtype}, needs float32, float16 or bfloat16")
         return code
 
-    def device(self, x: Any) -> Device:
+    def device(self, x: Any, name: str = "x") -> Device:
         if x.layout is not self.torch.strided:
-            raise TypeError(f"layout is {x.layout}, needs torch.strided")
+            raise TypeError(f"{name} is of layout {x.layout}, needs torch.strided")
         if x.device.type == "cpu":
             return HOST
         if x.device.type == "cuda" and self.torch.version.cuda is not None:
             return (CUDA, x.device.index or 0)
-        raise TypeError(f"device is {x.device}, needs cpu or cuda")
+        raise TypeError(f"{name} is on {x.device}, needs cpu or cuda")
 
     def stream(self, ordinal: int) -> int:
         return self.raw_stream(ordinal)
@@ -322,7 +323,7 @@ class CupyBackend(NumpyBackend):
 
         self.cupy = cupy
 
-    def device(self, x: Any) -> Device:
+    def device(self, x: Any, name: str = "x") -> Device:
         return (CUDA, x.device.id)
 
     def stream(self, ordinal: int) -> int:
@@ -491,8 +492,9 @@ def release_caches() -> bool:
     return torch is not None or cupy is not None
 
 
-def resolve(x: Any) -> tuple[Any, Any]:
-    """The backend of an array and the array as that backend takes it."""
+def resolve(x: Any, name: str = "x", or_else: str = "") -> tuple[Any, Any]:
+    """The backend of an array and the array as that backend takes it. `name` and what else it could be
+    are for messages."""
     if isinstance(x, numpy.ndarray):
         return _numpy, x
     torch = sys.modules.get("torch")
@@ -508,17 +510,17 @@ def resolve(x: Any) -> tuple[Any, Any]:
         kind = getattr(x, "__dlpack_device__", None)
         place = (1, 0) if kind is None else tuple(int(part) for part in kind())
         if place[0] == 2:  # kDLCUDA
-            return _cuda_dlpack(x)
+            return _cuda_dlpack(x, name)
         if place[0] not in (1, 3, 13):  # kDLCPU, pinned memory, unified memory
-            raise TypeError(f"{type(x).__name__} is on DLPack device {place}, needs a cpu or CUDA")
+            raise TypeError(f"{name} is {kind_of(x)} on DLPack device {place}, needs a cpu or CUDA")
         if type(x).__module__ == "mlx.core":
             _refuse_traced(x)
-        return DlpackBackend(x), _numpy_view(x)
+        return DlpackBackend(x), _numpy_view(x, name)
     try:
         return _numpy, numpy.asarray(memoryview(x))
     except TypeError:
         raise TypeError(
-            f"{type(x).__name__} is no array: needs NumPy, torch, CuPy, DLPack or a buffer"
+            f"{name} is {kind_of(x)}, needs {or_else}an array: NumPy, torch, CuPy, DLPack or a buffer"
         ) from None
 
 
@@ -528,10 +530,10 @@ def no_forward_mode(op: str) -> str:
             "reverse mode")
 
 
-def _cuda_dlpack(x: Any) -> tuple[Any, Any]:
+def _cuda_dlpack(x: Any, name: str) -> tuple[Any, Any]:
     """An array in a GPU's memory, held by torch or else CuPy, whichever the process has."""
-    for name, kind in (("torch", TorchDlpackBackend), ("cupy", CupyDlpackBackend)):
-        library = sys.modules.get(name)
+    for module, kind in (("torch", TorchDlpackBackend), ("cupy", CupyDlpackBackend)):
+        library = sys.modules.get(module)
         if library is not None:
             break
     else:
@@ -540,24 +542,25 @@ def _cuda_dlpack(x: Any) -> tuple[Any, Any]:
 
             kind = CupyDlpackBackend
         except ImportError:
-            raise TypeError(f"{type(x).__name__} is on a GPU: needs torch or CuPy, which hold the "
+            raise TypeError(f"{name} is {kind_of(x)} on a GPU: needs torch or CuPy, which hold the "
                             "memory of such calls") from None
     backend = kind(x)
     try:
         return backend, library.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise TypeError(f"{type(x).__name__} cannot be read through DLPack: {error}") from None
+        raise TypeError(f"{name} is {kind_of(x)} that cannot be read through DLPack: "
+                        f"{one_line(error)}") from None
 
 
 def same_library(backend: Any, x: Any, name: str) -> Any:
     """Another array of the same call, which must be of the same library (or a plain buffer)."""
-    other, array = resolve(x)
+    other, array = resolve(x, name)
     if other.kind != backend.kind:
-        raise TypeError(f"{name} is a {type(x).__name__}, x is of {backend.name}: give one library's")
+        raise TypeError(f"{name} is {kind_of(x)}, x is of {backend.name}: give one library's")
     return array
 
 
-def _numpy_view(x: Any) -> numpy.ndarray:
+def _numpy_view(x: Any, name: str) -> numpy.ndarray:
     try:
         try:
             return numpy.from_dlpack(x)
@@ -569,7 +572,8 @@ def _numpy_view(x: Any) -> numpy.ndarray:
 
         patterns = _native.bf16_patterns(x)
     except (BufferError, RuntimeError, SystemError, TypeError, ValueError) as error:
-        raise TypeError(f"{type(x).__name__} cannot be read through DLPack: {error}") from None
+        raise TypeError(f"{name} is {kind_of(x)} that cannot be read through DLPack: "
+                        f"{one_line(error)}") from None
     return patterns.view(_bfloat16())
 
 

@@ -25,11 +25,10 @@ class PackedWeight:
     def nbytes(self) -> int:
         """Bytes that the packed form owns."""
 
-    def spec(self, arg: int, /) -> tuple: ...
-
-    def kernel_name(self, arg0: int, arg1: int, /) -> str: ...
-
-    def part(self, arg: int, /) -> PackedWeight: ...
+    def part(self, index: int) -> PackedWeight:
+        """
+        The gate (0) or up (1) half as a linear weight, which shares the memory on a CPU.
+        """
 
     def __deepcopy__(self, arg: object, /) -> object: ...
 

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 from . import _dtypes, _native
 from ._errors import InvalidArgumentError
+from ._words import kind_of, shown
 
 _ACCUMULATIONS = {None: 0, "f32": 1, "tensor": 2}
 _PRECISIONS = {"match": 0, "wide": 1}
+_LONGEST_NAME = 80  # longer than any name; so that messages can hold it
 
 
 def _choice(name: str, value: Any, choices: dict[Any, int]) -> int:
     if not isinstance(value, (str, type(None))) or value not in choices:
         words = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} is {value!r}, needs one of {words}")
+        raise ValueError(f"{name} is {shown(value)}, needs one of {words}")
     return choices[value]
 
 
@@ -25,18 +27,18 @@ def _whole(name: str, value: Any, bits: int = 31) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}, needs a whole number") from None
+        raise TypeError(f"{name} is {shown(value)}, needs a whole number") from None
     if not -1 << bits <= number < 1 << bits:
-        raise InvalidArgumentError(f"{name} is {number}, needs a number of at most {bits} bits")
+        raise InvalidArgumentError(f"{name} is {shown(number)}, needs a number of at most {bits} bits")
     return number
 
 
 def _text(name: str, value: Any) -> str:
     """A name for the C interface, where text ends at a NUL and none means the default."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}, needs a str")
-    if not value or "\0" in value:
-        raise InvalidArgumentError(f"{name} is {value!r}, needs a name")
+        raise TypeError(f"{name} is {kind_of(value)}, needs a str")
+    if not value or "\0" in value or len(value) > _LONGEST_NAME:
+        raise InvalidArgumentError(f"{name} is {shown(value)}, needs a name")
     return value
 
 
@@ -85,9 +87,9 @@ class QuantSpec:
 
 def _spec_tuple(spec: QuantSpec) -> tuple[int, int, int]:
     if not isinstance(spec, QuantSpec):
-        raise TypeError(f"the weight's format is a {type(spec).__name__}, needs a QuantSpec")
+        raise TypeError(f"the weight's format is {kind_of(spec)}, needs a QuantSpec")
     return (_whole("bits", spec.bits), _whole("group_size", spec.group_size),
-            _dtypes.code_of(spec.scale_dtype))
+            _dtypes.code_of(spec.scale_dtype, "scale_dtype"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class LinearProblem:
 
     def _arguments(self) -> tuple[Any, ...]:
         return (_whole("M_max", self.M_max, 63), _whole("N", self.N, 63), _whole("K", self.K, 63),
-                _spec_tuple(self.weight), _dtypes.code_of(self.activation),
+                _spec_tuple(self.weight), _dtypes.code_of(self.activation, "activation"),
                 _choice("accumulation", self.accumulation, _ACCUMULATIONS),
                 _whole("segments", self.segments))
 
@@ -133,7 +135,7 @@ class SwigluProblem:
     def _arguments(self) -> tuple[Any, ...]:
         return (_whole("M_max", self.M_max, 63), _whole("hidden", self.hidden, 63),
                 _whole("intermediate", self.intermediate, 63), _spec_tuple(self.gate),
-                _spec_tuple(self.up), _dtypes.code_of(self.activation),
+                _spec_tuple(self.up), _dtypes.code_of(self.activation, "activation"),
                 _choice("precision", self.precision, _PRECISIONS),
                 _choice("accumulation", self.accumulation, _ACCUMULATIONS),
                 _whole("segments", self.segments))
@@ -148,7 +150,7 @@ def _by_kind(problem: Problem, linear: Any, swiglu: Any) -> Any:
         return linear
     if isinstance(problem, SwigluProblem):
         return swiglu
-    raise TypeError(f"problem is a {type(problem).__name__}, needs a LinearProblem or a SwigluProblem")
+    raise TypeError(f"problem is {kind_of(problem)}, needs a LinearProblem or a SwigluProblem")
 
 
 class Support(NamedTuple):

@@ -39,13 +39,6 @@ def start(backend: Any) -> None:
 _arrays.when_torch_starts(start)
 
 
-def op(name: str) -> Any:
-    """The function of qmlp.torch that calls the custom op."""
-    from . import torch as module
-
-    return module._ops_by_name[name]
-
-
 def _seen() -> bool:
     """Whether something of torch may have to see the call, or differentiates it in forward mode."""
     return (_transform() is not None or _tracing() or _forward_ad._current_level >= 0

@@ -15,6 +15,7 @@ from ._arrays import CPU, CUDA
 from ._errors import OutOfMemoryError, UnsupportedError
 from ._plans import (
     _PRECISIONS, Frozen, LinearProblem, Plan, QuantSpec, SwigluProblem, _choice, _spec_tuple, _whole)
+from ._words import kind_of, shown
 
 # Plans of packed weights take calls of any length; workspaces follow the call, not this.
 _ANY_M = 1 << 31
@@ -48,7 +49,8 @@ class QuantizedTensor:
             raise ValueError(f"bits is {self.bits}, needs 2, 3, 4, 5, 6 or 8")
         if _whole("group_size", self.group_size) not in (32, 64, 128):
             raise ValueError(f"group_size is {self.group_size}, needs 32, 64 or 128")
-        codes, scales, biases = map(_shape_of, (self.codes, self.scales, self.biases))
+        codes, scales, biases = (_shape_of(name, getattr(self, name))
+                                 for name in ("codes", "scales", "biases"))
         if len(codes) < 2 or len(scales) < 2 or codes[:-1] != scales[:-1] or scales != biases:
             raise ValueError(
                 f"codes are {list(codes)}, scales {list(scales)}, biases {list(biases)}: need "
@@ -79,22 +81,22 @@ class QuantizedTensor:
     @property
     def spec(self) -> QuantSpec:
         """bits, group_size and the type of the scales."""
-        backend, scales = _arrays.resolve(self.scales)
-        return QuantSpec(self.bits, self.group_size, _dtypes.NAMES[backend.dtype(scales)])
+        backend, scales = _arrays.resolve(self.scales, "scales")
+        return QuantSpec(self.bits, self.group_size, _dtypes.NAMES[backend.dtype(scales, "scales")])
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.codes, self.scales, self.biases))
 
 
-def _shape_of(array: Any) -> tuple[int, ...]:
+def _shape_of(name: str, array: Any) -> tuple[int, ...]:
     try:
         return tuple(array.shape)
-    except AttributeError:
+    except (AttributeError, TypeError):
         pass
     try:
         return memoryview(array).shape
     except TypeError:
-        return ()
+        raise TypeError(f"{name}: {kind_of(array)}, needs an array") from None
 
 
 def quantize(
@@ -111,18 +113,18 @@ def quantize(
     TypeError for other types.
     """
     bits, group_size = _whole("bits", bits), _whole("group_size", group_size)
-    backend, array = _arrays.resolve(w)
+    backend, array = _arrays.resolve(w, "w")
     if array.ndim < 2:
         raise ValueError(f"w is {list(array.shape)}, needs [..., N, K]")
-    dtype = backend.dtype(array)
-    scale_code = dtype if scale_dtype is None else _dtypes.code_of(scale_dtype)
+    dtype = backend.dtype(array, "w")
+    scale_code = dtype if scale_dtype is None else _dtypes.code_of(scale_dtype, "scale_dtype")
     *lead, K = (int(n) for n in array.shape)
     N = math.prod(lead)
     spec = QuantSpec(bits, group_size, _dtypes.NAMES[scale_code])
     _native.quant_sizes(N, K, _spec_tuple(spec))
     if spec.is_dense:
         raise ValueError("group_size is 0, needs 32, 64 or 128")
-    backend.device(array)  # refuses devices that are neither
+    backend.device(array, "w")  # refuses devices that are neither
     _refuse_freed(backend, array, "w")
     codes = backend.host_words((*lead, K * bits // 32))
     scales = backend.host_empty((*lead, K // group_size), scale_code)
@@ -143,8 +145,8 @@ def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> Any:
     the parts contradict each other.
     """
     if not isinstance(weight, QuantizedTensor):
-        raise TypeError(f"weight is a {type(weight).__name__}, needs a QuantizedTensor")
-    backend, codes = _arrays.resolve(weight.codes)
+        raise TypeError(f"weight is {kind_of(weight)}, needs a qmlp.QuantizedTensor")
+    backend, codes = _arrays.resolve(weight.codes, "codes")
     spec = weight.spec
     code = _dtypes.code_of(spec.scale_dtype if dtype is None else dtype)
     N, K = math.prod(weight.shape[:-1]), weight.K
@@ -162,11 +164,12 @@ def _parts(backend: Any, weight: QuantizedTensor) -> tuple[Any, ...]:
     kinds = set()
     for name in ("scales", "biases"):
         part = _arrays.same_library(backend, getattr(weight, name), name)
-        kinds.add(backend.dtype(part))
+        kinds.add(backend.dtype(part, name))
         parts.append(part)
     if len(kinds) != 1:
         raise TypeError("scales and biases have two types, need one")
-    places = {_arrays.device_name(backend.device(part)) for part in parts}
+    places = {_arrays.device_name(backend.device(part, name))
+              for name, part in zip(("codes", "scales", "biases"), parts)}
     if len(places) != 1:
         raise ValueError(f"codes, scales and biases are on {' and '.join(sorted(places))}, need one "
                          "device")
@@ -263,7 +266,7 @@ class PackedWeight(Frozen):
         spec = self.specs[index]
         if spec.is_dense:
             raise UnsupportedError("unpack: the weight is dense, it has no codes")
-        backend, like = _arrays.resolve(numpy.empty(0) if like is None else like)
+        backend, like = _arrays.resolve(numpy.empty(0) if like is None else like, "like")
         code = _dtypes.code_of(spec.scale_dtype)
         codes = backend.empty_words((self.N, self.K * spec.bits // 32), like)
         scales, biases = (backend.empty((self.N, self.K // spec.group_size), code, like)
@@ -325,8 +328,8 @@ def pack(
     """
     _choice("precision", precision, _PRECISIONS)
     if up is None and precision != "match":
-        raise ValueError(f"precision is {precision!r}, which a SwiGLU has: needs 'match' for one weight")
-    first = _Source(weight, "weight")
+        raise ValueError(f"precision is {shown(precision)}, which a SwiGLU has: needs 'match' for one weight")
+    first = _Source(weight, "weight" if up is None else "gate")
     sources = [first] if up is None else [first, _Source(up, "up")]
     second = sources[-1]
     if second.shape != first.shape:
@@ -338,7 +341,7 @@ def pack(
     if where != first.device and first.device[0] != CPU:
         raise ValueError(f"weight is on {_arrays.device_name(first.device)}, packing it for {device} "
                          "needs it there or on the cpu")
-    code = _dtypes.code_of(first.spec.scale_dtype if activation is None else activation)
+    code = _dtypes.code_of(first.spec.scale_dtype if activation is None else activation, "activation")
     common: dict[str, Any] = {
         "activation": _dtypes.NAMES[code], "M_max": _ANY_M, "accumulation": accumulation,
         "segments": segments}
@@ -380,19 +383,19 @@ class _Source:
         if isinstance(weight, QuantizedTensor):
             if len(weight.shape) != 2:
                 raise ValueError(f"{name} is {list(weight.shape)}, needs [N, K]")
-            self.backend, _ = _arrays.resolve(weight.codes)
+            self.backend, _ = _arrays.resolve(weight.codes, f"{name}'s codes")
             self.parts = _parts(self.backend, weight)
             self.spec = weight.spec
             self.shape = (weight.N, weight.K)
         else:
-            self.backend, array = _arrays.resolve(weight)
+            self.backend, array = _arrays.resolve(weight, name, "a qmlp.QuantizedTensor or ")
             if array.ndim != 2:
                 raise ValueError(f"{name} is {list(array.shape)}, needs [N, K]")
-            self.spec = QuantSpec.dense(_dtypes.NAMES[self.backend.dtype(array)])
+            self.spec = QuantSpec.dense(_dtypes.NAMES[self.backend.dtype(array, name)])
             _refuse_freed(self.backend, array, name)
             self.parts = (self.backend.contiguous(array),)
             self.shape = (int(array.shape[0]), int(array.shape[1]))
-        self.device = self.backend.device(self.parts[0])
+        self.device = self.backend.device(self.parts[0], name)
 
     def wait(self) -> int:
         """Until the arrays are written. Returns the stream."""
@@ -413,10 +416,10 @@ def _device_of(device: Any) -> tuple[int, int]:
     else:
         kind, ordinal = getattr(device, "type", None), getattr(device, "index", None)
         if not isinstance(kind, str) or not isinstance(ordinal, (int, type(None))):
-            raise TypeError(f"device is a {type(device).__name__}, needs a str or a torch.device")
+            raise TypeError(f"device is {kind_of(device)}, needs a str or a torch.device")
         known = kind in ("cpu", "cuda")
     if not known:
-        raise ValueError(f"device is {str(device)!r}, needs \"cpu\", \"cuda\" or \"cuda:N\"")
+        raise ValueError(f"device is {shown(str(device))}, needs \"cpu\", \"cuda\" or \"cuda:N\"")
     if kind == "cpu":
         return _arrays.HOST
     return (CUDA, _whole("the device's number", int(ordinal or 0)))

@@ -274,7 +274,6 @@ bool may_pass_f16(std::uint32_t type, const std::byte* row, std::int64_t K) noex
   const bool super_block = format.block_elements == kSuperBlock;
   // The largest multiple of the stored scale that becomes a scale or a bias.
   const float most = super_block ? 63.0f : 128.0f;
-  constexpr float kMaxF16 = 65504.0f;
   for (std::int64_t b = 0; b < K / format.block_elements; ++b, row += format.block_bytes) {
     if (!(std::fabs(read_f16(row)) * most <= kMaxF16)) return true;
     if (super_block && !(std::fabs(read_f16(row + 2)) * most <= kMaxF16)) return true;

@@ -34,6 +34,8 @@ std::optional<AffineType> affine_type(std::uint32_t type) noexcept;
 void decode_affine_row(std::uint32_t type, const std::byte* row, std::int64_t K,
                        std::uint8_t* codes, float* scales, float* biases) noexcept;
 
+inline constexpr float kMaxF16 = 65504.0f;
+
 // Whether a scale or a bias of the row may pass f16's range; looks at block headers alone.
 bool may_pass_f16(std::uint32_t type, const std::byte* row, std::int64_t K) noexcept;
 

@@ -412,11 +412,4 @@ const GgufValue* GgufFile::find(std::string_view key) const noexcept {
   return at != metadata_.end() && at->first == key ? &at->second : nullptr;
 }
 
-const GgufTensor* GgufFile::find_tensor(std::string_view name) const noexcept {
-  const auto at = std::lower_bound(
-      tensors_.begin(), tensors_.end(), name,
-      [](const GgufTensor& tensor, std::string_view key) { return tensor.name < key; });
-  return at != tensors_.end() && at->name == name ? &*at : nullptr;
-}
-
 }  // namespace qmlp

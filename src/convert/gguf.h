@@ -66,11 +66,7 @@ class GgufFile {
 
   const std::string& path() const noexcept { return file_.path(); }
   const GgufValue* find(std::string_view key) const noexcept;
-  const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const noexcept {
-    return metadata_;
-  }
   const std::vector<GgufTensor>& tensors() const noexcept { return tensors_; }
-  const GgufTensor* find_tensor(std::string_view name) const noexcept;
   std::span<const std::byte> data(const GgufTensor& tensor) const noexcept {
     return file_.bytes().subspan(tensor.begin, tensor.bytes);
   }

@@ -15,13 +15,8 @@ namespace {
 
 constexpr std::string_view kOf = "-of-";
 constexpr std::string_view kExtension = ".gguf";
-constexpr std::size_t kDigits = 5;
+constexpr std::size_t kDigits = 5;          // of five_digits()
 constexpr std::int64_t kMaxParts = 99'999;  // what five digits count
-
-std::string five_digits(std::int64_t number) {
-  std::string text = std::to_string(number);
-  return text.insert(0, kDigits - std::min(kDigits, text.size()), '0');
-}
 
 // PREFIX-00002-of-00003.gguf
 struct PartName {
@@ -39,7 +34,7 @@ std::optional<PartName> parse_part_name(std::string_view path) {
   if (path.size() <= kTail) return std::nullopt;
   const std::string_view tail = path.substr(path.size() - kTail);
   if (tail.front() != '-' || tail.substr(1 + kDigits, kOf.size()) != kOf ||
-      tail.substr(kTail - kExtension.size()) != kExtension) {
+      !tail.ends_with(kExtension)) {
     return std::nullopt;
   }
   const auto digits = [](std::string_view text) -> std::optional<std::int64_t> {

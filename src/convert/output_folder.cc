@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -14,6 +13,7 @@
 
 #include "base/concat.h"
 #include "base/try.h"
+#include "io/descriptor.h"
 #include "io/files.h"
 
 namespace qmlp {
@@ -75,10 +75,8 @@ Status check_replaceable(const std::string& destination, const std::string& sour
 
 // Renames make a folder appear at once, but survive a power cut only after this.
 void flush_directory(const std::string& path) {
-  const int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) return;
-  ::fsync(directory);
-  ::close(directory);
+  const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory) ::fsync(directory.get());
 }
 
 }  // namespace

@@ -110,8 +110,8 @@ bool matches(const QuantPattern& pattern, std::string_view module_path) noexcept
     return false;
   }
   constexpr std::string_view kRoot = "model.";
-  return glob(text, module_path) || (module_path.substr(0, kRoot.size()) == kRoot &&
-                                     glob(text, module_path.substr(kRoot.size())));
+  return glob(text, module_path) ||
+         (module_path.starts_with(kRoot) && glob(text, module_path.substr(kRoot.size())));
 }
 
 Result<std::vector<QuantPattern>> parse_quant_patterns(std::string_view text) {

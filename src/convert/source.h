@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,7 +48,7 @@ struct SourceModel {
   std::vector<SourceVector> vectors;
   std::vector<std::pair<std::string, std::string>> files;  // name and contents, beside the weights
   std::vector<std::string> notes;
-  std::shared_ptr<void> owner;  // what the readers borrow from
+  std::shared_ptr<const void> owner;  // what the readers borrow from
 };
 
 Result<SourceModel> open_gguf_source(const std::string& path);

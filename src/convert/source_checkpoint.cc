@@ -1,6 +1,4 @@
-#include <algorithm>
 
-#include "base/concat.h"
 #include "base/try.h"
 #include "convert/source.h"
 #include "io/files.h"
@@ -60,7 +58,7 @@ Result<SourceModel> open_checkpoint_source(const std::string& path) {
         dot == std::string::npos ? nullptr : checkpoint->find_module(tensor.name.substr(0, dot));
     const bool is_linear_bias =
         module != nullptr && module->has_linear_bias && tensor.name.substr(dot) == ".bias";
-    const bool is_model = tensor.name.rfind("model.", 0) == 0;
+    const bool is_model = tensor.name.starts_with("model.");
     if ((!is_norm && !is_linear_bias) || !is_model || tensor.shape.size() != 1) continue;
     const auto dtype = float_dtype(tensor.dtype);
     if (!dtype) continue;
@@ -78,7 +76,7 @@ Result<SourceModel> open_checkpoint_source(const std::string& path) {
     model.files.emplace_back(name, std::move(text));
   }
   for (const std::string& warning : checkpoint->warnings()) model.notes.push_back(warning);
-  model.owner = std::const_pointer_cast<Checkpoint>(std::move(checkpoint));
+  model.owner = std::move(checkpoint);
   return model;
 }
 

@@ -11,13 +11,12 @@
 #include "convert/gguf_model.h"
 #include "convert/gguf_tokenizer.h"
 #include "convert/source.h"
+#include "io/safetensors.h"
 #include "quant/codes.h"
 #include "text/quote.h"
 
 namespace qmlp {
 namespace {
-
-constexpr float kMaxF16 = 65504.0f;
 
 // llama.cpp stores the two halves of a head that rope rotates as neighbouring rows; MLX keeps the
 // halves apart. The source row of row `row`; heads 0 means that rows are in order.
@@ -131,7 +130,7 @@ class GgufSource {
     if (!tokenizer.eos_token_ids.empty()) {
       model_.config.append("eos_token_id", tokenizer.eos_token_ids.front());
     }
-    model_.owner = std::const_pointer_cast<GgufModel>(file_);
+    model_.owner = file_;
     return std::move(model_);
   }
 
@@ -150,12 +149,9 @@ class GgufSource {
       return error(Errc::corrupt_file, concat("tensor '", name, "' is missing"));
     }
     if (tensor->shape != shape) {
-      std::string have;
-      std::string want;
-      for (const std::int64_t dim : tensor->shape) have += concat(have.empty() ? "" : ", ", dim);
-      for (const std::int64_t dim : shape) want += concat(want.empty() ? "" : ", ", dim);
       return bad_tensor(*tensor, Errc::corrupt_file,
-                        concat("is [", have, "], the metadata needs [", want, "]"));
+                        concat("is ", shape_to_string(tensor->shape), ", the metadata needs ",
+                               shape_to_string(shape)));
     }
     used_.insert(tensor->name);
     return tensor;

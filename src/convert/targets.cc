@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <string>
 
 #include "base/concat.h"
-#include "base/try.h"
 #include "convert/patterns.h"
 #include "convert/writer.h"
 
@@ -17,8 +17,9 @@ MatrixTarget choose_target(const SourceMatrix& matrix, const ConvertOptions& opt
   target.source = &matrix;
   target.spec = matrix.spec;
   target.keep = !matrix.decode;
-  if (!matrix.spec.is_dense() && options.scale_dtype)
+  if (!matrix.spec.is_dense() && options.scale_dtype) {
     target.spec.scale_dtype = *options.scale_dtype;
+  }
   const QuantPattern* chosen = nullptr;
   for (std::size_t i = 0; i < options.patterns.size(); ++i) {
     if (!matches(options.patterns[i], matrix.path)) continue;
@@ -49,17 +50,14 @@ MatrixTarget choose_target(const SourceMatrix& matrix, const ConvertOptions& opt
 // Why a short name may match nothing.
 std::string_view hint(const SourceModel& model, std::string_view pattern) {
   if (pattern == "head") return " (its head is the embedding: use embed)";
-  const auto ends = [&model](std::string_view name) {
-    for (const SourceMatrix& matrix : model.matrices) {
-      const std::string_view path = matrix.path;
-      if (path.size() >= name.size() && path.substr(path.size() - name.size()) == name) return true;
-    }
-    return false;
+  const auto has = [&model](std::string_view name) {
+    return std::any_of(model.matrices.begin(), model.matrices.end(),
+                       [name](const SourceMatrix& matrix) { return matrix.path.ends_with(name); });
   };
-  if ((pattern == "gate" || pattern == "up") && ends(".gate_up_proj")) {
+  if ((pattern == "gate" || pattern == "up") && has(".gate_up_proj")) {
     return " (its gate and up are stored as one: use gate_up)";
   }
-  if ((pattern == "q" || pattern == "k" || pattern == "v") && ends(".qkv_proj")) {
+  if ((pattern == "q" || pattern == "k" || pattern == "v") && has(".qkv_proj")) {
     return " (its q, k and v are stored as one: use qkv)";
   }
   return "";

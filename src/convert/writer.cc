@@ -12,8 +12,10 @@
 #include "base/try.h"
 #include "io/files.h"
 #include "io/json.h"
+#include "io/output_file.h"
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
+#include "io/tensor_files.h"
 #include "quant/codes.h"
 #include "quant/quantize.h"
 
@@ -209,14 +211,10 @@ std::vector<Shard> plan_shards(const std::vector<Piece>& pieces, std::uint64_t m
     bytes += size;
     shards.back().end = i + 1;
   }
-  const auto padded = [](std::size_t number) {
-    std::string text = std::to_string(number);
-    return text.insert(0, 5 - std::min<std::size_t>(5, text.size()), '0');
-  };
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    shards[i].name = shards.size() == 1 ? "model.safetensors"
-                                        : concat("model-", padded(i + 1), "-of-",
-                                                 padded(shards.size()), ".safetensors");
+  const auto count = static_cast<std::int64_t>(shards.size());
+  std::int64_t number = 0;
+  for (Shard& shard : shards) {
+    shard.name = count == 1 ? "model.safetensors" : shard_name(++number, count);
   }
   return shards;
 }

@@ -6,7 +6,9 @@
 namespace qmlp {
 
 Result<DeviceFacts> cuda_facts(int) {
-  return Error{Errc::device, "this build has no CUDA: configure with -DQMLP_CUDA=ON"};
+  return Error{Errc::device,
+               "this build has no CUDA: configure with -DQMLP_CUDA=ON, or pip install . -C "
+               "cmake.define.QMLP_CUDA=ON"};
 }
 
 namespace cuda {

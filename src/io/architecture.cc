@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/try.h"
+
 namespace qmlp {
 namespace {
 
@@ -21,9 +23,9 @@ constexpr unsigned kAllRopes = bit(RopeKind::standard) | bit(RopeKind::linear) |
 Status read_minicpm_scales(const Fields& fields, ModelConfig& config) {
   double depth = 0.0;
   std::int64_t base = 0;
-  if (auto status = fields.positive("scale_emb", config.embedding_scale); !status) return status;
-  if (auto status = fields.positive("scale_depth", depth); !status) return status;
-  if (auto status = fields.size("dim_model_base", base); !status) return status;
+  QMLP_TRY(fields.positive("scale_emb", config.embedding_scale));
+  QMLP_TRY(fields.positive("scale_depth", depth));
+  QMLP_TRY(fields.size("dim_model_base", base));
   config.residual_scale = depth / std::sqrt(static_cast<double>(config.num_hidden_layers));
   if (!config.tie_word_embeddings) {
     config.head_input_scale = static_cast<double>(base) / static_cast<double>(config.hidden_size);
@@ -33,16 +35,10 @@ Status read_minicpm_scales(const Fields& fields, ModelConfig& config) {
 
 Status read_granite_scales(const Fields& fields, ModelConfig& config) {
   double divisor = 1.0;
-  if (auto status = fields.positive("embedding_multiplier", config.embedding_scale); !status) {
-    return status;
-  }
-  if (auto status = fields.positive("attention_multiplier", config.attention_scale); !status) {
-    return status;
-  }
-  if (auto status = fields.positive("residual_multiplier", config.residual_scale); !status) {
-    return status;
-  }
-  if (auto status = fields.positive("logits_scaling", divisor); !status) return status;
+  QMLP_TRY(fields.positive("embedding_multiplier", config.embedding_scale));
+  QMLP_TRY(fields.positive("attention_multiplier", config.attention_scale));
+  QMLP_TRY(fields.positive("residual_multiplier", config.residual_scale));
+  QMLP_TRY(fields.positive("logits_scaling", divisor));
   config.logits_scale = 1.0 / divisor;
   return {};
 }

@@ -19,10 +19,6 @@ namespace {
 constexpr std::uint64_t kMaxConfigBytes = 16'000'000;
 using Location = TensorFiles::Location;
 
-bool ends_with(std::string_view text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
-}
-
 // The bytes of a module's rows in a tensor of the module that holds them.
 std::span<const std::byte> rows_of(const Location* tensor, const ModuleInfo& info,
                                    std::int64_t stored_rows) {
@@ -34,8 +30,11 @@ std::span<const std::byte> rows_of(const Location* tensor, const ModuleInfo& inf
 
 // That the tensors can still be read. Null: not there.
 Status check_readable(std::initializer_list<const Location*> tensors) {
+  const SafetensorsFile* checked = nullptr;  // most often one file holds them all
   for (const Location* tensor : tensors) {
-    if (tensor != nullptr) QMLP_TRY(tensor->file->file().check_size());
+    if (tensor == nullptr || tensor->file == checked) continue;
+    checked = tensor->file;
+    QMLP_TRY(checked->file().check_size());
   }
   return {};
 }
@@ -109,7 +108,7 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::open(const std::string& pa
   QMLP_ASSIGN(const PathKind kind, path_kind(path));
   if (kind == PathKind::missing) return Error{Errc::io, concat(path, ": does not exist")};
   if (kind != PathKind::directory) {
-    const bool gguf = ends_with(path, ".gguf");
+    const bool gguf = path.ends_with(".gguf");
     return Error{
         gguf ? Errc::unsupported : Errc::invalid_argument,
         concat(path, gguf ? ": is a GGUF file: convert it first (qmlp convert)"

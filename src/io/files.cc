@@ -1,26 +1,21 @@
 #include "io/files.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <system_error>
 
 #include "base/concat.h"
 #include "base/try.h"
+#include "io/input_file.h"
 
 namespace qmlp {
 
-std::string system_message(int code) { return std::generic_category().message(code); }
-
 Error system_error(std::string_view path, std::string_view what, int code) {
   return Error{code == ENOMEM ? Errc::out_of_memory : Errc::io,
-               concat(path, ": ", what, ": ", system_message(code))};
+               concat(path, ": ", what, ": ", std::generic_category().message(code))};
 }
 
 Result<PathKind> path_kind(const std::string& path) {
@@ -34,90 +29,14 @@ Result<PathKind> path_kind(const std::string& path) {
 }
 
 Result<std::string> read_text_file(const std::string& path, std::uint64_t limit) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return system_error(path, "cannot open", errno);
-  struct stat info {};
-  if (::fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(file);
-    return Error{Errc::io, concat(path, ": is not a regular file")};
-  }
-  const auto size = static_cast<std::uint64_t>(info.st_size);
-  if (size > limit) {
-    ::close(file);
+  QMLP_ASSIGN(const InputFile file, InputFile::open(path));
+  if (file.size > limit) {
     return Error{Errc::corrupt_file,
-                 concat(path, ": holds ", size, " bytes, at most ", limit, " are expected")};
+                 concat(path, ": holds ", file.size, " bytes, at most ", limit, " are expected")};
   }
-  std::string text(static_cast<std::size_t>(size), '\0');
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t got = ::read(file, text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      const int code = errno;
-      ::close(file);
-      return system_error(path, "cannot read", code);
-    }
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  ::close(file);
-  if (done != text.size()) {
-    return Error{Errc::io, concat(path, ": shrank while it was read")};
-  }
+  std::string text(static_cast<std::size_t>(file.size), '\0');
+  QMLP_TRY(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;
-}
-
-Status write_all(int file, std::string_view bytes, std::string_view name) {
-  while (!bytes.empty()) {
-    const ssize_t put = ::write(file, bytes.data(), bytes.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return system_error(name, "cannot write", errno);
-    bytes.remove_prefix(static_cast<std::size_t>(put));
-  }
-  return {};
-}
-
-Status flush_and_close(int file, std::string_view name) {
-  // Some file systems report a full disk only here. A device or FIFO has nothing to flush.
-  int code = ::fsync(file) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
-  if (::close(file) != 0 && code == 0) code = errno;
-  if (code != 0) return system_error(name, "cannot write", code);
-  return {};
-}
-
-Status write_text_file(const std::string& path, std::string_view text, std::string_view name) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) return system_error(name, "cannot create", errno);
-  const Status written = write_all(file, text, name);
-  const Status closed = flush_and_close(file, name);
-  return written ? closed : written;
-}
-
-Result<ReplaceTarget> replace_target(const std::string& path) {
-  ReplaceTarget target{path};
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    const int code = errno;
-    if (code != ENOENT) return system_error(path, "cannot look at it", code);
-    if (::lstat(path.c_str(), &info) == 0) {
-      return Error{Errc::io, concat(path, ": is a symbolic link to nothing")};
-    }
-    return target;
-  }
-  if (S_ISDIR(info.st_mode)) return system_error(path, "cannot write to it", EISDIR);
-  target.is_special = !S_ISREG(info.st_mode);
-  target.mode = static_cast<int>(info.st_mode & 07777);
-  char* const resolved = ::realpath(path.c_str(), nullptr);
-  if (resolved == nullptr) return system_error(path, "cannot look at it", errno);
-  target.path = resolved;
-  ::free(resolved);
-  return target;
-}
-
-Result<ReplaceTarget> regular_target(const std::string& path) {
-  QMLP_ASSIGN(ReplaceTarget target, replace_target(path));
-  if (target.is_special) return Error{Errc::io, concat(path, ": is not a regular file")};
-  return target;
 }
 
 Result<std::vector<std::string>> list_directory(const std::string& path) {
@@ -150,10 +69,15 @@ std::string_view base_name(std::string_view path) {
   return slash == std::string_view::npos || path.size() == 1 ? path : path.substr(slash + 1);
 }
 
+std::string five_digits(std::int64_t number) {
+  std::string text = std::to_string(number);
+  return text.insert(0, 5 - std::min<std::size_t>(5, text.size()), '0');
+}
+
 std::string_view describe_contents(std::span<const std::byte> head) {
   std::string text(reinterpret_cast<const char*>(head.data()),
                    std::min<std::size_t>(head.size(), 256));
-  const auto starts = [&text](std::string_view prefix) { return text.rfind(prefix, 0) == 0; };
+  const auto starts = [&text](std::string_view prefix) { return text.starts_with(prefix); };
   if (starts("version https://git-lfs")) {
     return "a Git LFS pointer, not the file itself: download it again (git lfs pull)";
   }

@@ -130,7 +130,7 @@ class JsonBuilder {
   const std::string& error() const { return error_; }
 
  private:
-  Json* add(Json value, int) {
+  Json* place(Json value) {
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -143,14 +143,17 @@ class JsonBuilder {
     slot = std::move(value);
     return &slot;
   }
-  bool add(Json value) { return add(std::move(value), 0) != nullptr; }
+  bool add(Json value) {
+    place(std::move(value));
+    return true;
+  }
   // A container stays where it is until it is closed: only its own elements are added meanwhile.
   bool open(Json value) {
     if (open_.size() >= static_cast<std::size_t>(Json::kMaxDepth)) {
       error_ = "nested deeper than " + std::to_string(Json::kMaxDepth) + " levels";
       return false;
     }
-    open_.push_back(add(std::move(value), 0));
+    open_.push_back(place(std::move(value)));
     return true;
   }
 

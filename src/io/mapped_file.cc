@@ -1,71 +1,30 @@
 #include "io/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/concat.h"
 #include "base/try.h"
-#include "io/files.h"
+#include "io/input_file.h"
 
 namespace qmlp {
-namespace {
-
-// Closes a descriptor at the end of its scope.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-Status read_all(const std::string& path, int file, AlignedBuffer& buffer) {
-  std::size_t done = 0;
-  while (done < buffer.size()) {
-    const ssize_t got =
-        ::pread(file, buffer.data() + done, buffer.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return system_error(path, "cannot read", errno);
-    if (got == 0) return Error{Errc::io, concat(path, ": shrank while it was read")};
-    done += static_cast<std::size_t>(got);
-  }
-  return {};
-}
-
-}  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path, bool use_mmap) {
-  // O_NONBLOCK: a named pipe must not make the open wait.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) return system_error(path, "cannot open", errno);
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return system_error(path, "cannot look at it", errno);
-  if (S_ISDIR(info.st_mode)) return Error{Errc::io, concat(path, ": is a directory, not a file")};
-  if (!S_ISREG(info.st_mode)) return Error{Errc::io, concat(path, ": is not a regular file")};
-
+  QMLP_ASSIGN(const InputFile file, InputFile::open(path));
   MappedFile out;
   out.path_ = path;
-  const auto size = static_cast<std::size_t>(info.st_size);
+  const auto size = static_cast<std::size_t>(file.size);
   if (size == 0) return out;
   if (use_mmap) {
-    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.descriptor.get(), 0);
     if (data != MAP_FAILED) {
       out.bytes_ = {static_cast<const std::byte*>(data), size};
       out.mapped_ = true;
-      out.device_ = info.st_dev;
-      out.inode_ = info.st_ino;
+      out.device_ = file.device;
+      out.inode_ = file.inode;
       return out;
     }
   }
@@ -75,7 +34,7 @@ Result<MappedFile> MappedFile::open(const std::string& path, bool use_mmap) {
                  concat(path, ": no memory for its ", size, " bytes, mapped or read")};
   }
   out.buffer_ = *std::move(buffer);
-  QMLP_TRY(read_all(path, file.get(), out.buffer_));
+  QMLP_TRY(file.read(0, {out.buffer_.data(), size}));
   out.bytes_ = {out.buffer_.data(), size};
   return out;
 }

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include "base/concat.h"
 #include "base/try.h"
-#include "io/files.h"
 #include "qmlp/quant.h"
 
 namespace qmlp {
@@ -380,16 +380,15 @@ Status ModuleTable::Builder::add_all() {
   for (std::size_t i = 0; i < table_.stored_.size(); ++i) {
     table_.by_path_.push_back({&table_.stored_[i], &table_.tensors_[i]});
   }
-  const auto by_path = [](const Entry& a, const Entry& b) { return a.info->path < b.info->path; };
-  std::sort(table_.by_path_.begin(), table_.by_path_.end(), by_path);
-  // The parts of stacked modules have their tensors; the others are in both lists.
-  std::vector<Entry> parts;
+  // Parts of stacked modules have their tensors, and come in the same order; others are in both.
+  std::size_t at = 0;
   for (const ModuleInfo& info : table_.modules_) {
     if (info.path == info.stored_path) continue;
-    parts.push_back({&info, table_.find(info.stored_path).tensors});
+    while (table_.stored_[at].path != info.stored_path) ++at;
+    table_.by_path_.push_back({&info, &table_.tensors_[at]});
   }
-  table_.by_path_.insert(table_.by_path_.end(), parts.begin(), parts.end());
-  std::sort(table_.by_path_.begin(), table_.by_path_.end(), by_path);
+  std::sort(table_.by_path_.begin(), table_.by_path_.end(),
+            [](const Entry& a, const Entry& b) { return a.info->path < b.info->path; });
   return {};
 }
 

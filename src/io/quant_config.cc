@@ -161,16 +161,13 @@ Result<QuantConfig> parse_quant_config(const Json& config, std::string_view what
 
 std::string canonical_module_path(std::string_view key) {
   const auto strip = [&key](std::string_view prefix) {
-    if (key.substr(0, prefix.size()) != prefix) return false;
+    if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return true;
   };
   const bool wrapped = strip("model.language_model.") || strip("language_model.");
   // Inside "model.language_model." the model's own "model." is gone; elsewhere it may be.
-  const auto starts = [&key](std::string_view prefix) {
-    return key.substr(0, prefix.size()) == prefix;
-  };
-  if (starts("layers.") || (wrapped && starts("embed_tokens"))) {
+  if (key.starts_with("layers.") || (wrapped && key.starts_with("embed_tokens"))) {
     return concat("model.", key);
   }
   return std::string(key);

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "io/architecture.h"
 #include "io/fields.h"
 #include "qmlp/checkpoint.h"

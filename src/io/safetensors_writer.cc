@@ -1,15 +1,9 @@
 #include "io/safetensors_writer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <string_view>
 #include <utility>
 
 #include "base/concat.h"
 #include "base/try.h"
-#include "io/files.h"
 #include "io/json.h"
 
 namespace qmlp {
@@ -47,37 +41,18 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
                                                     const std::vector<SafetensorsOutput>& tensors) {
   std::uint64_t data_bytes = 0;
   const std::string header = header_bytes(tensors, data_bytes);
-  SafetensorsWriter writer;
-  writer.path_ = path;
-  writer.total_ = header.size() + data_bytes;
-  writer.file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (writer.file_ < 0) return system_error(path, "cannot create", errno);
-#ifdef __linux__
-  // Asking for the space first tells of a full disk before the work is done.
-  if (::fallocate(writer.file_, 0, 0, static_cast<off_t>(writer.total_)) != 0 &&
-      (errno == ENOSPC || errno == EFBIG || errno == EDQUOT)) {
-    return system_error(path, concat("cannot write ", writer.total_, " bytes"), errno);
-  }
-#endif
-  QMLP_TRY(writer.write(std::as_bytes(std::span<const char>(header))));
+  QMLP_ASSIGN(OutputFile file, OutputFile::create(path));
+  SafetensorsWriter writer(std::move(file), header.size() + data_bytes);
+  QMLP_TRY(writer.file_.reserve(writer.total_));
+  QMLP_TRY(writer.write(std::as_bytes(std::span(header))));
   return writer;
-}
-
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::move(other.path_)),
-      file_(std::exchange(other.file_, -1)),
-      total_(other.total_),
-      written_(other.written_) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (file_ >= 0) ::close(file_);
 }
 
 Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
   if (bytes.size() > total_ - written_) {
-    return Error{Errc::internal, concat(path_, ": more bytes written than declared")};
+    return Error{Errc::internal, concat(file_.name(), ": more bytes written than declared")};
   }
-  QMLP_TRY(write_all(file_, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path_));
+  QMLP_TRY(file_.write(bytes));
   written_ += bytes.size();
   return {};
 }
@@ -85,9 +60,9 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
 Status SafetensorsWriter::finish() {
   if (written_ != total_) {
     return Error{Errc::internal,
-                 concat(path_, ": ", written_, " bytes written, ", total_, " declared")};
+                 concat(file_.name(), ": ", written_, " bytes written, ", total_, " declared")};
   }
-  return flush_and_close(std::exchange(file_, -1), path_);
+  return file_.commit();
 }
 
 }  // namespace qmlp

@@ -14,13 +14,6 @@ namespace {
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
-bool ends_with(std::string_view text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
-}
-
 struct WeightMap {
   Json json;
   std::vector<std::string> files;  // sorted, no repeats
@@ -41,7 +34,7 @@ Result<std::optional<WeightMap>> read_index(const std::string& directory) {
     const std::string* file = member.value.string();
     // A plain name only: an index must not reach outside its folder.
     if (file == nullptr || file->find('/') != std::string::npos ||
-        !ends_with(*file, ".safetensors")) {
+        !file->ends_with(".safetensors")) {
       return Error{Errc::corrupt_file,
                    concat(path, ": tensor '", member.name, "' is said to be in ",
                           member.value.dump(), ", needs the name of a .safetensors file")};
@@ -66,9 +59,7 @@ Status check_numbered(const std::string& directory, const std::vector<std::strin
     if (!matches) continue;
     const int count = std::stoi(name.substr(15, 5));
     for (int i = 1; i <= count; ++i) {
-      std::string number = std::to_string(i);
-      number.insert(0, 5 - std::min<std::size_t>(5, number.size()), '0');
-      const std::string need = concat("model-", number, "-of-", name.substr(15, 5), ".safetensors");
+      const std::string need = shard_name(i, count);
       if (!std::binary_search(names.begin(), names.end(), need)) {
         return Error{Errc::corrupt_file,
                      concat(directory, ": shard ", need, " is missing, ", name, " is there")};
@@ -81,8 +72,8 @@ Status check_numbered(const std::string& directory, const std::vector<std::strin
 Error no_files(const std::string& directory, const std::vector<std::string>& names) {
   std::string hint;
   for (const std::string& name : names) {
-    if (ends_with(name, ".gguf")) hint = concat("; ", name, " can be converted (qmlp convert)");
-    if (ends_with(name, ".bin") || ends_with(name, ".pth") || ends_with(name, ".npz")) {
+    if (name.ends_with(".gguf")) hint = concat("; ", name, " can be converted (qmlp convert)");
+    if (name.ends_with(".bin") || name.ends_with(".pth") || name.ends_with(".npz")) {
       hint = concat("; ", name, " is in a format that is not read");
     }
     if (!hint.empty()) break;
@@ -92,12 +83,16 @@ Error no_files(const std::string& directory, const std::vector<std::string>& nam
 
 }  // namespace
 
+std::string shard_name(std::int64_t number, std::int64_t count) {
+  return concat("model-", five_digits(number), "-of-", five_digits(count), ".safetensors");
+}
+
 Result<TensorFiles> TensorFiles::open(const std::string& directory, bool use_mmap,
                                       std::vector<std::string>& warnings) {
   QMLP_ASSIGN(const std::vector<std::string> listed, list_directory(directory));
   std::vector<std::string> present;
   for (const std::string& name : listed) {
-    if (starts_with(name, "model") && ends_with(name, ".safetensors")) present.push_back(name);
+    if (name.starts_with("model") && name.ends_with(".safetensors")) present.push_back(name);
   }
   QMLP_ASSIGN(const std::optional<WeightMap> index, read_index(directory));
   std::vector<std::string> names = present;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <cstddef>
-#include <span>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +9,9 @@
 #include "qmlp/status.h"
 
 namespace qmlp {
+
+// One of `count` files, numbered from 1: "model-00002-of-00003.safetensors".
+std::string shard_name(std::int64_t number, std::int64_t count);
 
 // The safetensors files of a checkpoint folder as one set of tensors.
 class TensorFiles {

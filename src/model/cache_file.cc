@@ -1,19 +1,13 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
+#include <span>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
-#include "base/checked.h"
 #include "base/concat.h"
 #include "base/try.h"
-#include "io/files.h"
+#include "io/input_file.h"
+#include "io/output_file.h"
 #include "model/hash.h"
 #include "model/key_blocks.h"
 #include "model/session_impl.h"
@@ -39,52 +33,9 @@ struct Header {
 };
 static_assert(sizeof(Header) == 64);
 
-Error io_error(const std::string& path, const char* what) {
-  return Error{Errc::io, concat(path, ": cannot ", what, ": ", std::strerror(errno))};
+std::span<const std::byte> header_bytes(const Header& header) {
+  return std::as_bytes(std::span(&header, 1));
 }
-
-class File {
- public:
-  explicit File(int fd) noexcept : fd_(fd) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int fd() const noexcept { return fd_; }
-  // Closing reports late write errors.
-  bool close() noexcept { return ::close(std::exchange(fd_, -1)) == 0; }
-
-  bool write(const void* data, std::size_t size) noexcept {
-    const auto* bytes = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t written = ::write(fd_, bytes, size);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return false;
-      bytes += written;
-      size -= static_cast<std::size_t>(written);
-    }
-    return true;
-  }
-  bool read(void* data, std::size_t size) noexcept {
-    auto* bytes = static_cast<char*>(data);
-    while (size > 0) {
-      const ssize_t got = ::read(fd_, bytes, size);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return false;
-      if (got == 0) {
-        errno = ENODATA;
-        return false;
-      }
-      bytes += got;
-      size -= static_cast<std::size_t>(got);
-    }
-    return true;
-  }
-
- private:
-  int fd_;
-};
 
 // The rows of one head's keys (part 0) or values (part 1), to or from `rows`.
 void copy_head(const KvCache& cache, std::int64_t layer, std::int64_t head, int part,
@@ -184,60 +135,41 @@ Status check_header(const std::string& path, const Header& header, const Model::
 }  // namespace
 
 Status Session::Impl::save(const std::string& path) const {
-  if (path.empty()) return Error{Errc::invalid_argument, "path: is empty"};
-  QMLP_ASSIGN(const ReplaceTarget target, regular_target(path));
-  const std::string temporary = concat(target.path, ".tmp.", static_cast<std::int64_t>(::getpid()));
-  File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (file.fd() < 0) return io_error(temporary, "create");
-  if (target.mode >= 0) ::fchmod(file.fd(), static_cast<mode_t>(target.mode));
-  const auto fail = [&](const char* what) -> Status {
-    const Error error = io_error(temporary, what);
-    ::unlink(temporary.c_str());
-    return error;
-  };
-
+  QMLP_ASSIGN(OutputFile file, OutputFile::create(path));
   Header header = make_header(impl(), cache, position);
   Hash64 hash;
   hash_header(header, hash);
-  hash.update(tokens.data(), tokens.size() * sizeof(std::int32_t));
-  if (!file.write(&header, sizeof(header)) ||
-      !file.write(tokens.data(), tokens.size() * sizeof(std::int32_t))) {
-    return fail("write");
-  }
+  const auto append = [&file, &hash](std::span<const std::byte> bytes) {
+    hash.update(bytes.data(), bytes.size());
+    return file.write(bytes);
+  };
+  QMLP_TRY(file.write(header_bytes(header)));
+  QMLP_TRY(append(std::as_bytes(std::span(tokens))));
   std::vector<std::byte> rows(static_cast<std::size_t>(position * cache.head_dim) *
                               cache.element_bytes);
   for (std::int64_t layer = 0; layer < cache.num_layers; ++layer) {
     for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
       for (int part = 0; part < 2; ++part) {
         copy_head(cache, layer, head, part, position, rows.data(), true);
-        hash.update(rows.data(), rows.size());
-        if (!file.write(rows.data(), rows.size())) return fail("write");
+        QMLP_TRY(append(rows));
       }
     }
   }
   header.checksum = hash.value();
-  if (::lseek(file.fd(), 0, SEEK_SET) != 0 || !file.write(&header, sizeof(header)) ||
-      ::fsync(file.fd()) != 0 || !file.close()) {
-    return fail("write");
-  }
-  if (std::rename(temporary.c_str(), target.path.c_str()) != 0) return fail("rename");
-  return {};
+  QMLP_TRY(file.rewind());
+  QMLP_TRY(file.write(header_bytes(header)));
+  return file.commit();
 }
 
 Status Session::Impl::load(const std::string& path) {
-  File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd() < 0) return io_error(path, "open");
-  struct stat info {};
-  if (::fstat(file.fd(), &info) != 0) return io_error(path, "read");
-  if (!S_ISREG(info.st_mode)) return Error{Errc::io, concat(path, ": is not a regular file")};
-  const auto file_bytes = static_cast<std::uint64_t>(info.st_size);
+  QMLP_ASSIGN(const InputFile file, InputFile::open(path));
   Header header{};
-  if (file_bytes < sizeof(header)) {
-    return Error{Errc::corrupt_file, concat(path, ": is truncated: holds ", file_bytes,
+  if (file.size < sizeof(header)) {
+    return Error{Errc::corrupt_file, concat(path, ": is truncated: holds ", file.size,
                                             " bytes, the header alone needs ", sizeof(header))};
   }
-  if (!file.read(&header, sizeof(header))) return io_error(path, "read");
-  QMLP_TRY(check_header(path, header, impl(), cache, max_tokens, file_bytes));
+  QMLP_TRY(file.read(0, std::as_writable_bytes(std::span(&header, 1))));
+  QMLP_TRY(check_header(path, header, impl(), cache, max_tokens, file.size));
 
   const auto count = static_cast<std::int64_t>(header.num_tokens);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
@@ -245,20 +177,24 @@ Status Session::Impl::load(const std::string& path) {
                               cache.element_bytes);
   // Twice over the file: a damaged one is refused before the cache changes.
   for (const bool keep : {false, true}) {
-    if (::lseek(file.fd(), sizeof(header), SEEK_SET) < 0) return io_error(path, "read");
     if (keep) {
       position = 0;
       tokens.clear();
     }
     Hash64 hash;
     hash_header(header, hash);
-    if (!file.read(ids.data(), ids.size() * sizeof(std::int32_t))) return io_error(path, "read");
-    hash.update(ids.data(), ids.size() * sizeof(std::int32_t));
+    std::uint64_t offset = sizeof(header);
+    const auto next = [&file, &hash, &offset](std::span<std::byte> bytes) -> Status {
+      QMLP_TRY(file.read(offset, bytes));
+      hash.update(bytes.data(), bytes.size());
+      offset += bytes.size();
+      return {};
+    };
+    QMLP_TRY(next(std::as_writable_bytes(std::span(ids))));
     for (std::int64_t layer = 0; layer < cache.num_layers; ++layer) {
       for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
         for (int part = 0; part < 2; ++part) {
-          if (!file.read(rows.data(), rows.size())) return io_error(path, "read");
-          hash.update(rows.data(), rows.size());
+          QMLP_TRY(next(rows));
           if (keep) copy_head(cache, layer, head, part, count, rows.data(), false);
         }
       }

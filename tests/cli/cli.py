@@ -2,6 +2,8 @@
 import atexit
 import json
 import os
+import re
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -75,3 +77,17 @@ class TestCase(unittest.TestCase):
         self.assertIn(message, text)
         self.assertEqual(result.stdout, b"")
         return text
+
+    def full_disk_leaves_the_old_file(self, name, *args):
+        """The program, which is to write a file `name`, has room for no more than its first bytes."""
+        folder = tempfile.mkdtemp(dir=FOLDER)
+        path = os.path.join(folder, name)
+        with open(path, "w", encoding="ascii") as file:
+            file.write("old")
+        result = run(*args, path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)))
+        self.assertEqual(result.returncode, 3)
+        self.assertRegex(result.stderr.decode(),
+                         rf"^qmlp: {re.escape(path)}: cannot write(| \d+ bytes): File too large\n$")
+        self.assertEqual(os.listdir(folder), [name])
+        with open(path, encoding="ascii") as file:
+            self.assertEqual(file.read(), "old")

@@ -1,6 +1,5 @@
 import json
 import os
-import resource
 import stat
 import subprocess
 import unittest
@@ -59,12 +58,11 @@ class Bench(cli.TestCase):
         result = cli.run(*bench, "/dev/full")
         self.assertEqual((result.returncode, result.stderr),
                          (3, b"qmlp: /dev/full: cannot write: No space left on device\n"))
-        path = os.path.join(cli.FOLDER, "limited.json")
-        result = cli.run(*bench, path, preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_FSIZE, (100, 100)))
-        self.assertEqual((result.returncode, result.stderr.decode()),
-                         (3, f"qmlp: {path}: cannot write: File too large\n"))
-        self.assertEqual([n for n in os.listdir(cli.FOLDER) if n.startswith("limited")], [])
+        for option in ("--json", "--plot"):
+            result = cli.run(*bench[:-1], option, "")
+            self.assertEqual((result.returncode, result.stdout, result.stderr),
+                             (2, b"", b"qmlp: path: is empty\n"))
+            self.full_disk_leaves_the_old_file("file", *bench[:-1], option)
 
     def test_says_when_the_rotation_is_short(self):
         text = self.good("bench", "--shape", "64,64", "--m", 1, "--group", 32,

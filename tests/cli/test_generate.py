@@ -214,6 +214,11 @@ class Generate(cli.TestCase):
             self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
             self.assertGreater(os.path.getsize(path), 100)
 
+    def test_a_full_disk_leaves_the_old_file(self):
+        for option in ("--prompt-cache-save", "--tap-gate"):
+            self.full_disk_leaves_the_old_file("file", "generate", cli.model(), "-p", "abc", "-n", 0,
+                                               option)
+
     def test_byte_fallback_and_bos(self):
         start, end = tiny_model.IM_START, tiny_model.IM_END
         specials = [{"id": start, "content": "<s>", "special": True, "normalized": False},

@@ -96,6 +96,7 @@ class Kl(cli.TestCase):
         self.bad(2, "model.safetensors", "kl", cli.model(), "--recorded",
                  os.path.join(cli.model(), "model.safetensors"))
         self.bad(3, "nowhere", "kl", cli.model(), "--record", "/nowhere/x", "-p", "x")
+        self.full_disk_leaves_the_old_file("logits", "kl", cli.model(), "-p", "x", "--record")
 
     def test_token_sources(self):
         text, ids = os.path.join(cli.FOLDER, "kl.txt"), os.path.join(cli.FOLDER, "kl.ids")

@@ -31,7 +31,8 @@ ENDLESS = ("-p", "Hello", "-n", CTX, "--ctx", CTX, "--ignore-eos", "--threads", 
 
 class Streams(cli.TestCase):
     def start(self, *args, **options):
-        process = subprocess.Popen([cli.PROGRAM, *map(str, args)], stderr=subprocess.PIPE,
+        # Unbuffered: communicate() does not see what a buffered read took beyond its bytes.
+        process = subprocess.Popen([cli.PROGRAM, *map(str, args)], stderr=subprocess.PIPE, bufsize=0,
                                    env=cli.environment(), **options)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)

@@ -64,6 +64,13 @@ class Usage(cli.TestCase):
         foreign = cli.copy_of_model("foreign", config={"model_type": "mamba"})
         self.bad(2, "mamba", "inspect", foreign)
 
+    def test_empty_models(self):
+        m = cli.model()
+        for command in (("inspect", ""), ("verify", ""), ("generate", "", "-p", "x"), ("kl", ""),
+                        ("kl", m, "--reference-model", ""), ("convert", "", "out"), ("bench", "")):
+            text = self.bad(2, "'' was given, needs a path; see qmlp " + command[0], *command)
+            self.assertRegex(text, "^qmlp: (MODEL|model|SRC|--reference-model): ")
+
     def test_json_files_hold_one_value(self):
         names = tiny_model.read_safetensors(os.path.join(cli.model(), "model.safetensors"))
         index = {"weight_map": {name: "model.safetensors" for name in names}}

@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -11,6 +9,7 @@
 #include "convert/converted.h"
 #include "convert/tiny_gguf.h"
 #include "convert/writer.h"
+#include "io/file_limit.h"
 #include "io/temp_folder.h"
 #include "io/tiny_model.h"
 #include "qmlp/checkpoint.h"
@@ -472,16 +471,10 @@ TEST(ConvertSafety, AStopLeavesNothing) {
 TEST(ConvertSafety, AFullDiskLeavesNothing) {
   const TempFolder folder;
   const std::string source = folder.write("m.gguf", TinyGguf().build());
-  rlimit old{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  rlimit small = old;
-  small.rlim_cur = 5'000;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const auto report = convert(source, folder.file("out"), {});
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
-  std::signal(SIGXFSZ, handler);
-  expect_error(report, Errc::io, "cannot write");
+  {
+    const test::FileLimit limit(5'000);
+    expect_error(convert(source, folder.file("out"), {}), Errc::io, "cannot write");
+  }
   EXPECT_TRUE(others(folder, "m.gguf").empty());
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <random>
@@ -42,8 +43,10 @@ TEST(Gguf, ReadsMetadataAndTensors) {
   EXPECT_EQ(file->find("tokenizer.ggml.token_type")->integers()->integer(2), 4);
   EXPECT_EQ(file->find("nothing"), nullptr);
   ASSERT_EQ(file->tensors().size(), 11u);
-  const GgufTensor* down = file->find_tensor("blk.0.ffn_down.weight");
-  ASSERT_NE(down, nullptr);
+  const auto down =
+      std::find_if(file->tensors().begin(), file->tensors().end(),
+                   [](const GgufTensor& tensor) { return tensor.name == "blk.0.ffn_down.weight"; });
+  ASSERT_NE(down, file->tensors().end());
   EXPECT_EQ(down->shape, (std::vector<std::int64_t>{64, 96}));
   EXPECT_EQ(down->bytes, 64u * 3 * 20);
   const std::string& stored = gguf.tensor("blk.0.ffn_down.weight").bytes;

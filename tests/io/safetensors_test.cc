@@ -5,10 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
+#include "io/file_limit.h"
 #include "io/safetensors_writer.h"
 #include "io/temp_folder.h"
 
@@ -224,6 +225,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
     ASSERT_FALSE(writer->finish().has_value());  // 14 bytes are missing
     ASSERT_TRUE(writer->write(bytes.subspan(20)).has_value());
     ASSERT_FALSE(writer->write(bytes.first(1)).has_value());
+    EXPECT_FALSE(std::filesystem::exists(path));
     ASSERT_TRUE(writer->finish().has_value());
   }
   const auto file = SafetensorsFile::open(path);
@@ -239,18 +241,15 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
 
 TEST(SafetensorsWriter, ReportsAFullDisk) {
   const TempFolder folder;
-  rlimit old{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  rlimit small = old;
-  small.rlim_cur = 100'000;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  auto writer = SafetensorsWriter::create(folder.file("w"), {{"t", "U8", {1'000'000}, 1'000'000}});
-  Status status =
-      writer ? writer->write(std::vector<std::byte>(1'000'000)) : Status(writer.error());
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
-  std::signal(SIGXFSZ, handler);
-  expect_error(status, Errc::io, "cannot write", "File too large");
+  {
+    const test::FileLimit limit(100'000);
+    auto writer =
+        SafetensorsWriter::create(folder.file("w"), {{"t", "U8", {1'000'000}, 1'000'000}});
+    Status status =
+        writer ? writer->write(std::vector<std::byte>(1'000'000)) : Status(writer.error());
+    expect_error(status, Errc::io, folder.file("w") + ": cannot write", "File too large");
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 }  // namespace

@@ -4,12 +4,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
 
 #include "base/concat.h"
+#include "io/file_limit.h"
 #include "model/synthetic.h"
 #include "qmlp/exceptions.h"
 
@@ -349,18 +351,15 @@ TEST_F(CacheFile, FilesThatCannotBeOpenedOrWrittenAreNamed) {
                missing + ": cannot open: No such file or directory");
   const std::string folder = synthetic.file("folder");
   std::filesystem::create_directory(folder);
-  expect_error(session()->load(folder), Errc::io, folder + ": is not a regular file");
-  const Status nowhere = session()->save(synthetic.file("no/such/folder.cache"));
-  ASSERT_FALSE(nowhere);
-  EXPECT_NE(nowhere.error().message.find(": cannot create: No such file or directory"),
-            std::string::npos);
-  const Status onto_folder = session()->save(folder);
-  ASSERT_FALSE(onto_folder);
-  EXPECT_NE(onto_folder.error().message.find(": cannot write to it: Is a directory"),
-            std::string::npos);
+  expect_error(session()->load(folder), Errc::io, folder + ": is a directory, not a file");
+  const std::string nowhere = synthetic.file("no/such/folder.cache");
+  expect_error(session()->save(nowhere), Errc::io,
+               nowhere + ": cannot create: No such file or directory");
+  expect_error(session()->save(folder), Errc::io, folder + ": cannot write to it: Is a directory");
   const std::string pipe = synthetic.file("pipe");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   expect_error(session()->save(pipe), Errc::io, pipe + ": is not a regular file");
+  expect_error(session()->load(pipe), Errc::io, pipe + ": is not a regular file");  // nor waits
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
   const std::string nothing = synthetic.file("dangling");
   std::filesystem::create_symlink("nowhere", nothing);
@@ -383,6 +382,21 @@ TEST_F(CacheFile, FilesThatCannotBeOpenedOrWrittenAreNamed) {
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   EXPECT_EQ(std::filesystem::status(path).permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(CacheFile, AFullDiskLeavesTheOldFile) {
+  const auto s = session();
+  value_or_throw(forward(*s, {6, 7, 8, 9, 10, 11}));
+  {
+    const FileLimit limit(good.size() - 1);
+    expect_error(s->save(path), Errc::io, path + ": cannot write: File too large");
+  }
+  value_or_throw(s->load(path));
+  EXPECT_EQ(s->position(), 5);
+  EXPECT_EQ(s->tokens()[0], 1);
+  for (const auto& entry : std::filesystem::directory_iterator(synthetic.path())) {
+    EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << entry.path();
+  }
 }
 
 }  // namespace

@@ -133,18 +133,18 @@ class Arguments(Cases):
         self.assertRefused(TypeError, "segments is 1.0", qmlp.pack, self.tensor, segments=1.0)
         self.assertRefused(ValueError, "force_isa is 'avx2\\x00'", qmlp.pack, self.tensor,
                            force_isa="avx2\0")
-        self.assertRefused(TypeError, "force_kernel is a int", qmlp.pack, self.tensor, force_kernel=3)
+        self.assertRefused(TypeError, "force_kernel is an int", qmlp.pack, self.tensor, force_kernel=3)
 
     def test_devices(self):
         problem = qmlp.LinearProblem(N=4, K=64)
         for ask in (qmlp.supports, qmlp.explain, lambda p, d: qmlp.Plan(p, device=d)):
             for bad in ("", "cpu\0junk"):
                 self.assertRefused(ValueError, f"device is {bad!r}", ask, problem, bad)
-            self.assertRefused(TypeError, "device is a int", ask, problem, 0)
+            self.assertRefused(TypeError, "device is an int", ask, problem, 0)
             self.assertRefused(TypeError, "problem is a str", ask, "x", "cpu")
         for bad in ("", "cpu\0junk", "cuda:", "cuda:-1", "tpu"):
             self.assertRefused(ValueError, f"device is {bad!r}", qmlp.pack, self.tensor, device=bad)
-        self.assertRefused(TypeError, "device is a int", qmlp.pack, self.tensor, device=0)
+        self.assertRefused(TypeError, "device is an int", qmlp.pack, self.tensor, device=0)
         # As torch.device is, with and without a number.
         for index in (None, 0):
             like_torch = types.SimpleNamespace(type="cpu", index=index)
@@ -174,7 +174,7 @@ class Arguments(Cases):
         numpy.testing.assert_array_equal(qmlp.quantize(self.w, bits=number).codes, self.tensor.codes)
 
     def test_types(self):
-        self.assertRefused(TypeError, "weight is a ndarray", qmlp.dequantize, self.w)
+        self.assertRefused(TypeError, "weight is a numpy.ndarray", qmlp.dequantize, self.w)
         gate_up = qmlp.pack(self.tensor, self.tensor)
         down = qmlp.pack(normal(3, 64, 48), activation="bf16")
         self.assertRefused(TypeError, "down is packed for bf16", qmlp.fused_mlp, self.x, gate_up, down)

@@ -1,6 +1,8 @@
 """The qmlp package on arrays: results, types, strides, refusals, threads."""
 import array
+import ast
 import asyncio
+import graphlib
 import itertools
 import os
 import sys
@@ -135,7 +137,7 @@ class Formats(Arrays):
                 (lambda: qmlp.quantize(w[0]), ValueError, "needs [..., N, K]"),
                 (lambda: qmlp.quantize(w.astype(numpy.float64)), TypeError, "float64"),
                 (lambda: qmlp.quantize(w.astype(">f4")), TypeError, ">f4"),
-                (lambda: qmlp.quantize([[1.0]]), TypeError, "list is no array"),
+                (lambda: qmlp.quantize([[1.0]]), TypeError, "w is a list"),
                 (lambda: qmlp.QuantizedTensor(tensor.codes, tensor.scales, tensor.biases, 8),
                  ValueError, "codes have 8 words a row"),
                 (lambda: qmlp.QuantizedTensor(tensor.codes, tensor.scales, tensor.scales[:2]),
@@ -308,7 +310,8 @@ class Ops(Arrays):
                 (lambda: qmlp.fused_swiglu(x, linear), ValueError, "holds 1 arrays"),
                 (lambda: qmlp.fused_swiglu(x, gate), TypeError, "up is missing"),
                 (lambda: qmlp.fused_mlp(x, swiglu, linear), ValueError, "down takes 128"),
-                (lambda: qmlp.fused_mlp(x, swiglu, down), TypeError, "down is not a packed"),
+                (lambda: qmlp.fused_mlp(x, swiglu, down), TypeError, "down is a qmlp.QuantizedTensor"),
+                (lambda: qmlp.fused_mlp(x, swiglu, swiglu), ValueError, "down holds 2 arrays"),
                 (lambda: call(x, linear, out=out[:2]), ValueError, "out is [2, 96]"),
                 (lambda: call(x, linear, out=out.astype(numpy.float32)), TypeError, "out is f32"),
                 (lambda: call(x, linear, out=frozen), ValueError, "read-only"),
@@ -484,6 +487,28 @@ class Package(unittest.TestCase):
         for name in qmlp.__all__:
             thing = getattr(qmlp, name)
             self.assertTrue(thing.__doc__, name)
+
+    def test_no_module_needs_itself(self):
+        """Imports lead one way, those that wait for a first call too."""
+        root = support.DATA.parents[1] / "python" / "qmlp"
+        needs = {}
+        for path in root.rglob("*.py"):
+            package = path.relative_to(root).parent.parts
+            name = package if path.stem == "__init__" else (*package, path.stem)
+            found = needs.setdefault(".".join(name), set())
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or node.level == 0:
+                    continue
+                base = package[:len(package) - node.level + 1]
+                module = (*base, *(node.module.split(".") if node.module else ()))
+                for alias in node.names:
+                    inside = root.joinpath(*module, alias.name)
+                    is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+                    if is_module or module:  # otherwise an extension module
+                        found.add(".".join((*module, alias.name) if is_module else module))
+        self.assertIn("_torch_ops", needs["_ops"])
+        order = graphlib.TopologicalSorter(needs)
+        self.assertIn("torch", list(order.static_order()))  # raises CycleError
 
     def test_stubs(self):
         support.run(sys.executable, support.DATA.parents[1] / "tools" / "gen_stubs.py", "--check",

@@ -193,7 +193,7 @@ class Calls(unittest.TestCase):
                         qmlp.quantized_linear(x, self.cpu[0]))
         del sys.modules["cupy"]
         with mock.patch.dict(sys.modules, cupy=None, torch=None):
-            with self.assertRaisesRegex(TypeError, "OnDevice is on a GPU: needs torch or CuPy"):
+            with self.assertRaisesRegex(TypeError, "OnDevice on a GPU: needs torch or CuPy"):
                 qmlp.quantized_linear(OnDevice(x), self.gpu[0])
 
     def test_refusals(self):
@@ -252,7 +252,10 @@ class WithoutCuda(unittest.TestCase):
         if answer:
             self.skipTest("not run: this machine has CUDA")
         self.assertEqual((answer.reason, answer.field), ("no_device", "device"))
-        self.assertIn("CUDA" if "build" in str(answer) else "NVIDIA", str(answer))
+        # A Python user builds with pip, as docs/python.md says.
+        pip = "pip install . -C cmake.define.QMLP_CUDA=ON"
+        self.assertIn(pip, (support.DATA.parents[1] / "docs" / "python.md").read_text())
+        self.assertIn(pip if "build" in str(answer) else "NVIDIA", str(answer))
         for run in (lambda: qmlp.pack(weight(1, 4, 64), device="cuda"),
                     lambda: qmlp.explain(problem, "cuda:0"),
                     lambda: qmlp.Plan(problem, device="cuda")):

@@ -1,6 +1,5 @@
 """GGUF files of every architecture against the mlx-lm model that they were written from."""
 import importlib
-import json
 import unittest
 
 import mlx.core as mx

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType as Type
 
 import gguf_files
 import support
-from gguf_files import AFFINE, EXACT_IN_F16, HALVES, REQUANTIZED, VOCAB
+from gguf_files import AFFINE, HALVES, REQUANTIZED, VOCAB
 from test_gguf_models import CASES, base, convert, make
 
 # Scales as files have them, and those at the ends of what f16 holds: subnormals, zeros, the largest.

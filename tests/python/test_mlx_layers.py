@@ -7,7 +7,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy
 from mlx_lm.models import cache as caches
-from mlx_lm.models import granite, llama, minicpm, qwen2, qwen3
+from mlx_lm.models import granite, minicpm, qwen2, qwen3
 
 import support
 import test_mlx_patch

@@ -99,6 +99,22 @@ class Results(MlxTest):
             self.assertNear(got, wide, unit)
             self.assertNear(with_bias, wide + bias.astype(mx.float32), unit)
 
+    def test_a_wider_bias_of_a_swiglu_is_not_rounded(self):
+        gate, up = (self.weight(32, 64, dtype=mx.bfloat16) for _ in range(2))
+        both, down = qmlp.mlx.pack(gate, up), qmlp.mlx.pack(self.weight(64, 32, group=32, dtype=mx.bfloat16))
+        x = mx.random.normal((3, 64)).astype(mx.bfloat16)
+        bias = mx.full((32,), 1 + 2.0**-12)  # in bf16: 1
+        for name in ("gate_bias", "up_bias"):
+            with self.subTest(bias=name):
+                parts = [qmlp.mlx.quantized_linear(x, both.part(i), linear_bias=bias if name == key else None)
+                         for i, key in enumerate(("gate_bias", "up_bias"))]
+                want = parts[0] * mx.sigmoid(parts[0]) * parts[1]
+                got = qmlp.mlx.fused_swiglu(x, both, **{name: bias})
+                self.assertSameBits(got, want)
+                self.assertEqual(got.dtype, mx.float32)
+                self.assertSameBits(qmlp.mlx.fused_mlp(x, both, down, **{name: bias}),
+                                    qmlp.mlx.quantized_linear(want, down))
+
     # The lists of MLX's own tests of quantized_matmul.
     def test_mlx_shapes(self):
         cases = [((M, K), N) for M, N, K in itertools.product((8, 32, 33, 64), (128, 256),

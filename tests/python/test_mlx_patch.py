@@ -1,15 +1,7 @@
 """qmlp.mlx.patch: mlx-lm models give the same text, and everything else about them still works."""
-import contextlib
 import copy
-import http.client
-import io
 import json
-import os
-import re
-import subprocess
-import sys
 import threading
-import time
 import unittest
 import unittest.mock
 
@@ -620,72 +612,6 @@ class SmolLM2(PatchTest):
         qmlp.mlx.patch(self.model)
         self.assertTrue(mx.array_equal(self.model(ids), patched).item())
         self.assertClose(self.model(ids[:, :4]), own, 1e-5)
-
-
-class Commands(unittest.TestCase):
-    def command(self, *arguments, **options):
-        return subprocess.Popen(
-            [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], text=True,
-            env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-
-    def finished(self, *arguments):
-        process = self.command(*arguments)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    def test_generate_and_bench(self):
-        status, out, err = self.finished(
-            "generate", support.model(), "--prompt", "What is the capital of France?",
-            "--max-tokens", 10, "--temp", 0)
-        self.assertEqual(status, 0, err)
-        self.assertIn("Paris", out)
-        self.assertIn("replaced: 30 x fused MLP", err)
-        status, out, err = self.finished("bench", support.model(), "--quiet", "-p", 16, "-g", 4,
-                                         "-n", 1)
-        self.assertEqual(status, 0, err)
-        self.assertRegex(out, r"(?s)Averages.*generation_tps")
-        self.assertNotIn("replaced", err)
-
-    def test_usage(self):
-        self.assertEqual(self.finished("--help")[0], 0)
-        status, _, err = self.finished("dance", "model")
-        self.assertEqual(status, 2)
-        self.assertIn("no command is called 'dance'", err)
-
-    def test_server(self):
-        """mlx_lm.server answers an HTTP client from the patched model."""
-        with contextlib.closing(__import__("socket").socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        process = self.command("server", support.model(), "--port", port, "--temp", "0")
-        errors = io.StringIO()
-        reader = threading.Thread(target=lambda: errors.writelines(process.stderr))
-        reader.start()
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                    connection.request("POST", "/v1/chat/completions", json.dumps({
-                        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-                        "max_tokens": 12, "temperature": 0}), {"Content-Type": "application/json"})
-                    answer = connection.getresponse()
-                    break
-                except ConnectionRefusedError:
-                    self.assertIsNone(process.poll(), errors.getvalue())
-                    self.assertLess(time.monotonic(), deadline)
-                    time.sleep(0.2)
-            body = json.loads(answer.read())
-            self.assertEqual(answer.status, 200, body)
-            self.assertIn("Paris", body["choices"][0]["message"]["content"])
-        finally:
-            process.terminate()
-            process.wait(30)
-            reader.join(30)
-            process.stdout.close()
-            process.stderr.close()
-        self.assertTrue(re.search(r"replaced: 30 x fused MLP", errors.getvalue()))
 
 
 if __name__ == "__main__":

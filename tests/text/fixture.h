@@ -9,6 +9,7 @@
 
 #include "io/files.h"
 #include "io/json.h"
+#include "io/output_file.h"
 #include "qmlp/tokenizer.h"
 
 namespace qmlp::text {

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 import qmlp
 import qmlp.torch
-from qmlp import _torch_calls
+from qmlp import _torch_calls, _torch_ops
 
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -88,12 +88,12 @@ class Torch(Case):
                  TypeError, "give one library's"),
                 (lambda: qmlp.quantized_linear(x.clone().requires_grad_(), packed,
                                                linear_bias=numpy.zeros(96, "f4")),
-                 TypeError, "linear_bias is a ndarray"),
+                 TypeError, "linear_bias is a numpy.ndarray"),
                 (lambda: qmlp.quantized_linear(x, packed, out=unaligned(torch.zeros(3, 96))),
                  ValueError, "out has elements"),
                 (lambda: qmlp.pack(gate, device=torch.device("meta")), ValueError, "'meta'"),
                 (lambda: qmlp.quantized_linear(x.to("meta"), packed), TypeError, "meta"),
-                (lambda: qmlp.torch.quantized_linear(x, gate), TypeError, "needs a PackedWeight"),
+                (lambda: qmlp.torch.quantized_linear(x, gate), TypeError, "needs a qmlp.PackedWeight"),
         ):
             with self.assertRaises(kind) as caught:
                 call()
@@ -114,7 +114,7 @@ class Torch(Case):
     def test_ops_are_registered_soundly(self):
         gate, up, down = self.weights("f32")
         both, one, packed_down = qmlp.pack(gate, up), qmlp.pack(gate), qmlp.pack(down)
-        number = qmlp.torch._number
+        number = _torch_ops.number_of
         x, bias = torch.randn(2, 5, 128), torch.randn(96)
         torch.library.opcheck(torch.ops.qmlp.quantized_linear.default,
                               (x, number(one), bias, torch.randn(2, 5, 96)))
@@ -184,7 +184,7 @@ class Torch(Case):
         ):
             with self.assertRaisesRegex(ValueError, text):
                 call()
-        with self.assertRaisesRegex(TypeError, "needs a PackedWeight where torch"):
+        with self.assertRaisesRegex(TypeError, "needs a qmlp.PackedWeight where torch"):
             qmlp.quantized_linear(x, gate)
 
     def test_other_modes(self):
@@ -223,8 +223,8 @@ class Torch(Case):
     def test_a_lost_weight_is_said(self):
         gate, _, _ = self.weights("f32")
         packed = qmlp.pack(gate)
-        number = qmlp.torch._number(packed)
-        self.assertEqual(qmlp.torch._number(packed), number)
+        number = _torch_ops.number_of(packed)
+        self.assertEqual(_torch_ops.number_of(packed), number)
         del packed
         gc.collect()
         with self.assertRaisesRegex(RuntimeError, "keep it alive"):

@@ -29,11 +29,18 @@ from .._plans import (
     supports,
 )
 from .._weights import QuantizedTensor
+from .._plans import _whole
 from .._weights import dequantize as _dequantize
+from .._words import kind_of as _kind_of
 from . import _modules
+from ._explain import explained as _explained
+
 
 def quantize(w: mx.array, *, bits: int = 4, group_size: int = 64) -> QuantizedTensor:
     """mx.quantize on the CPU, lazily: w [..., N, K]. Unpacks as codes, scales, biases."""
+    if not isinstance(w, mx.array):
+        raise TypeError(f"w is {_kind_of(w)}, needs an mx.array")
+    bits, group_size = _whole("bits", bits), _whole("group_size", group_size)
     codes, scales, biases = mx.quantize(w, group_size=group_size, bits=bits, stream=mx.cpu)
     return QuantizedTensor(codes, scales, biases, bits, group_size)
 
@@ -41,7 +48,7 @@ def quantize(w: mx.array, *, bits: int = 4, group_size: int = 64) -> QuantizedTe
 def dequantize(weight: QuantizedTensor, *, dtype: Any = None) -> mx.array:
     """The weight [..., N, K] that the ops compute with: exact, rounded once to dtype (by default the
     type of the scales), where MLX's CPU code rounds twice."""
-    return _dequantize(weight, dtype=weight.scales.dtype if dtype is None else dtype)
+    return _dequantize(weight, dtype=dtype)
 
 
 def pack(
@@ -54,33 +61,35 @@ def pack(
     being its gate. activation: the type of x that is expected, by default that of the scales; x of
     another type packs the weight again. segments: parts that sums over K have on a GPU, 1 for MLX's
     own bits at eight rows and more, 0 for the plan's choice. Evaluates the arrays. Raises
-    ValueError for shapes and formats that no kernel takes.
+    ValueError for shapes and formats that no kernel takes, TypeError for other types.
     """
     _modules.check_segments(segments)
     parts, formats, types = [], [], []
-    for source in (weight,) if up is None else (weight, up):
+    given = {"weight": weight} if up is None else {"gate": weight, "up": up}
+    for name, source in given.items():
         if isinstance(source, QuantizedTensor):
             parts.append([source.codes, source.scales, source.biases])
+            for what, part in zip(("codes", "scales", "biases"), parts[-1]):
+                if not isinstance(part, mx.array):
+                    raise TypeError(f"{name}: its {what} are {_kind_of(part)}, needs an mx.array")
             formats.append((source.bits, source.group_size))
-            types.append(source.scales.dtype)
+            types.append(_dtypes.code_of(source.scales.dtype, f"{name}: scales"))
         elif isinstance(source, mx.array):
             parts.append([source])
             formats.append((0, 0))
-            types.append(source.dtype)
+            types.append(_dtypes.code_of(source.dtype, name))
         else:
-            raise TypeError(f"weight is a {type(source).__name__}, needs a QuantizedTensor or an "
+            raise TypeError(f"{name} is {_kind_of(source)}, needs a qmlp.mlx.QuantizedTensor or an "
                             "mx.array")
-    code = _promoted(types) if activation is None else _dtypes.code_of(activation)
-    return native.pack(parts, formats, code, segments)
+    if activation is not None:
+        code = _dtypes.code_of(activation, "activation")
+    else:  # what MLX promotes different types to
+        code = types[0] if len(set(types)) == 1 else _dtypes.F32
+    return native.pack(parts, formats, code, int(segments))
 
 
-def _promoted(types: list[Any]) -> int:
-    codes = {_dtypes.code_of(dtype) for dtype in types}
-    return codes.pop() if len(codes) == 1 else _dtypes.F32
-
-
-def _packed(weight: Any) -> PackedWeight:
-    return weight if isinstance(weight, PackedWeight) else pack(weight)
+def _packed(weight: Any) -> Any:
+    return pack(weight) if isinstance(weight, (QuantizedTensor, mx.array)) else weight
 
 
 def quantized_linear(
@@ -90,9 +99,16 @@ def quantized_linear(
     """out[..., N] = x[..., K] * w^T (+ linear_bias [N]) (+ residual).
 
     weight: from `pack` (a QuantizedTensor is packed at each call). The type is MLX's promotion of x
-    and the scales: bf16 with f16 scales gives f32. Raises ValueError for shapes and types.
+    and the scales: bf16 with f16 scales gives f32. residual: of the result's shape, or one that MLX
+    broadcasts to it. Raises ValueError for shapes and element types, TypeError for other Python types.
     """
-    return native.quantized_linear(x, _packed(weight), linear_bias, residual, stream)
+    if type(weight) is not PackedWeight:
+        weight = _packed(weight)
+    try:
+        return native.quantized_linear(x, weight, linear_bias, residual, stream)
+    except TypeError as error:
+        raise _explained("quantized_linear", error, x=x, weight=weight, linear_bias=linear_bias,
+                         residual=residual, stream=stream) from None
 
 
 def fused_swiglu(
@@ -100,7 +116,11 @@ def fused_swiglu(
     up_bias: mx.array | None = None, stream: Any = None,
 ) -> mx.array:
     """out[..., intermediate] = silu(x * gate^T) * (x * up^T), gate_up from `pack(gate, up)`."""
-    return native.fused_swiglu(x, gate_up, gate_bias, up_bias, stream)
+    try:
+        return native.fused_swiglu(x, gate_up, gate_bias, up_bias, stream)
+    except TypeError as error:
+        raise _explained("fused_swiglu", error, x=x, gate_up=gate_up, gate_bias=gate_bias,
+                         up_bias=up_bias, stream=stream) from None
 
 
 def fused_mlp(
@@ -109,12 +129,20 @@ def fused_mlp(
     residual: mx.array | None = None, stream: Any = None,
 ) -> mx.array:
     """quantized_linear(fused_swiglu(x, gate_up), down) (+ residual), with the bits of the two."""
-    return native.fused_mlp(x, gate_up, down, gate_bias, up_bias, down_bias, residual, stream)
+    try:
+        return native.fused_mlp(x, gate_up, down, gate_bias, up_bias, down_bias, residual, stream)
+    except TypeError as error:
+        raise _explained("fused_mlp", error, x=x, gate_up=gate_up, down=down, gate_bias=gate_bias,
+                         up_bias=up_bias, down_bias=down_bias, residual=residual,
+                         stream=stream) from None
 
 
 def unpack(weight: PackedWeight, *, stream: Any = None) -> tuple[mx.array, ...]:
     """The codes, scales and biases of a linear weight, bit for bit (floats: the weight alone)."""
-    return tuple(native.unpack(weight, None, stream))
+    try:
+        return tuple(native.unpack(weight, None, stream))
+    except TypeError as error:
+        raise _explained("unpack", error, weight=weight, stream=stream) from None
 
 
 from ._patch import PatchReport, patch, unpatch  # noqa: E402  (needs the ops above)

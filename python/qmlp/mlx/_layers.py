@@ -136,6 +136,8 @@ def _cache_class() -> type:
 
 def _run(layer: Any, x: mx.array, mask: Any, cache: Any) -> Any:
     """The op's result, the cache brought up to date; None where the op is not for this call."""
+    if not isinstance(x, mx.array):
+        return None  # the layer's own code refuses it
     # "causal" is how mlx-lm says that no mask is needed but the usual one.
     if x.ndim != 3 or not (mask is None and x.shape[1] == 1
                            or isinstance(mask, str) and mask == "causal"):

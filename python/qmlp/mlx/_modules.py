@@ -7,12 +7,15 @@ when somebody evaluates them.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import mlx.nn as nn
 import numpy
 
 from .. import _dtypes
+from .._words import shown
+from ._explain import explained
 from ._load import mx, native
 
 _F32 = _dtypes.F32
@@ -60,8 +63,12 @@ class Packed:
 
 
 def check_segments(segments: int) -> None:
-    if not hasattr(segments, "__index__") or segments not in (0, 1, 2, 4, 8):
-        raise ValueError(f"segments is {segments!r}, needs 0, 1, 2, 4 or 8")
+    try:
+        known = operator.index(segments) in (0, 1, 2, 4, 8)
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"segments is {shown(segments)}, needs 0, 1, 2, 4 or 8")
 
 
 def pack_module(module: nn.Module, activation: int, segments: int) -> Packed:
@@ -107,7 +114,10 @@ class QuantizedLinear(_Patched, nn.QuantizedLinear):
         weight = self._qmlp_weight()
         if weight is None:
             return super().__call__(x)
-        return native.quantized_linear(x, weight, self.get("bias"), None, None)
+        try:
+            return native.quantized_linear(x, weight, self.get("bias"), None, None)
+        except TypeError as error:
+            raise explained("QuantizedLinear", error, x=x, bias=self.get("bias")) from None
 
 
 class QuantizedEmbedding(_Patched, nn.QuantizedEmbedding):
@@ -117,21 +127,30 @@ class QuantizedEmbedding(_Patched, nn.QuantizedEmbedding):
         weight = self._qmlp_weight()
         if weight is None or self._qmlp.keeps_arrays:
             return super().__call__(x)
-        codes, scales, biases = native.unpack(weight, x, None)
+        try:
+            codes, scales, biases = native.unpack(weight, x, None)
+        except TypeError as error:
+            raise explained("QuantizedEmbedding", error, x=x) from None
         return native.dequantize_rows(codes, scales, biases, self.bits, self.group_size, None)
 
     def as_linear(self, x: mx.array) -> mx.array:
         weight = self._qmlp_weight()
         if weight is None:
             return super().as_linear(x)
-        return native.quantized_linear(x, weight, None, None, None)
+        try:
+            return native.quantized_linear(x, weight, None, None, None)
+        except TypeError as error:
+            raise explained("QuantizedEmbedding", error, x=x) from None
 
 
 class RMSNorm(nn.RMSNorm):
     """nn.RMSNorm as one task."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return native.rms_norm(x, self["weight"], self.eps, None)
+        try:
+            return native.rms_norm(x, self["weight"], self.eps, None)
+        except TypeError as error:
+            raise explained("RMSNorm", error, x=x) from None
 
 
 class RoPE(nn.RoPE):
@@ -140,8 +159,11 @@ class RoPE(nn.RoPE):
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         if type(offset) is not int:
             return super().__call__(x, offset)
-        return native.rope(x, rope_frequencies(self), self.dims, self.traditional, self.base,
-                           self.scale, offset, None)
+        try:
+            return native.rope(x, rope_frequencies(self), self.dims, self.traditional, self.base,
+                               self.scale, offset, None)
+        except TypeError as error:
+            raise explained("RoPE", error, x=x) from None
 
 
 def rope_frequencies(module: nn.RoPE) -> mx.array:
@@ -187,7 +209,11 @@ class FusedMLP(nn.Module):
         if weights is None:
             return super().__call__(x)  # type: ignore[misc]
         gate, up, down = (self[name].get("bias") for name in ("gate_proj", "up_proj", "down_proj"))
-        return native.fused_mlp(x, *weights, gate, up, down, None, None)
+        try:
+            return native.fused_mlp(x, *weights, gate, up, down, None, None)
+        except TypeError as error:
+            raise explained("FusedMLP", error, x=x, gate_bias=gate, up_bias=up,
+                            down_bias=down) from None
 
     def _qmlp_weights(self) -> tuple[Any, Any] | None:
         """Gate and up, and down, packed again when parameters were replaced; None where the MLP's

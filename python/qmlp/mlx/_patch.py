@@ -11,6 +11,7 @@ import mlx.nn as nn
 
 from .. import _dtypes
 from .._plans import LinearProblem, QuantSpec, supports
+from .._words import kind_of
 from . import _layers, _modules
 from ._load import mx, native
 
@@ -84,8 +85,7 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True,
     number of segments, RuntimeError when the default device is a GPU on which ops cannot run.
     """
     _modules.check_segments(segments)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}, needs an mlx.nn.Module")
+    _check_model(model)
     device = native.device()
     if mx.default_device() == mx.gpu and device == "cpu":
         raise RuntimeError(f"qmlp.mlx cannot run on the default device {mx.default_device()}: "
@@ -93,7 +93,7 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True,
     layers = small_ops
     small_ops = small_ops and device == "cpu"
     modules = dict(sorted(model.named_modules(), key=lambda named: _natural(named[0])))
-    code = _activation_of(modules) if activation is None else _dtypes.code_of(activation)
+    code = _activation_of(modules) if activation is None else _dtypes.code_of(activation, "activation")
     report = PatchReport(model, _dtypes.NAMES[code], device)
     if not small_ops:
         _restore_small_ops(model)
@@ -131,6 +131,11 @@ def patch(model: nn.Module, *, activation: Any = None, small_ops: bool = True,
     return report
 
 
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {kind_of(model)}, needs an mlx.nn.Module")
+
+
 def _fuse_layer(path: str, module: nn.Module, report: PatchReport) -> None:
     """A block of the Llama form in one op, or its attention alone, where its parts allow it."""
     if not _layers.has_block_parts(module):
@@ -161,8 +166,10 @@ def _fuse_layer(path: str, module: nn.Module, report: PatchReport) -> None:
 def unpatch(model: nn.Module) -> int:
     """Undoes `patch`: classes, and the arrays' original bits, a layer at a time.
 
-    Returns the number of modules that were restored; 0 for a model that is not patched.
+    Returns the number of modules that were restored; 0 for a model that is not patched. Raises
+    TypeError for something that is no nn.Module.
     """
+    _check_model(model)
     restored = _unfuse_layers(model)
     for _, module in model.named_modules():
         if isinstance(module, _modules.FusedMLP):
