@@ -35,10 +35,6 @@ bool is_chosen_relay(const Kernel&, const plan::Problem& problem,
 
 bool is_chosen_tile(const Kernel& kernel, const plan::Problem& problem,
                     const DeviceFacts& device) noexcept {
-  if (problem.M <= 8 &&
-      !(problem.op == Op::swiglu && prefers_tile(num_tiles_of(problem), device))) {
-    return false;
-  }
   const auto bits_of = [](const QuantSpec& spec) {
     return spec.is_dense() ? kDenseBits : spec.bits;
   };
@@ -59,7 +55,7 @@ constexpr int most_segments(TileConfig config) { return splits_k(config) ? kMaxS
   }
 #define QMLP_CUDA_TILE(op, dtype, tile, config)                            \
   QMLP_CUDA_ROW(op, dtype, sm90a, tile, most_segments(TileConfig::config), \
-                kTileSm90 + static_cast<int>(TileConfig::config), 5, kAnyM, is_chosen_tile)
+                kTileSm90 + static_cast<int>(TileConfig::config), 9, kAnyM, is_chosen_tile)
 #define QMLP_CUDA_OP(op, dtype)                                                                    \
   QMLP_CUDA_ROW(op, dtype, sm90a, m16n8k512, kMaxSegments, kRelaySm90, 0, 9, is_chosen_relay),     \
       QMLP_CUDA_TILE(op, dtype, m256n16k64, t16), QMLP_CUDA_TILE(op, dtype, m128n16k64, t16_pair), \

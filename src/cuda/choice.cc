@@ -43,10 +43,6 @@ bool prefers_relay(std::int64_t num_tiles, std::int64_t num_chunks, int segments
          num_chunks % kStreamStageChunks == 0;
 }
 
-bool prefers_tile(std::int64_t num_tiles, const DeviceFacts& device) noexcept {
-  return num_tiles * 5 >= device.num_sms * 7 && num_tiles <= std::int64_t{16} * device.num_sms;
-}
-
 StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) noexcept {
   const int segments = shape.segments;
   StreamChoice choice{};
@@ -105,6 +101,9 @@ StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) 
     }
   }
   choice.grid = static_cast<int>(std::min(ceil_div(shape.num_tiles, teams), sms));
+  // CTAs that find no free SM beside the kernel before begin when it has ended, and then x, which
+  // all sums wait for, must not stand behind every stage of every ring.
+  choice.first_stages = choice.grid * 4 > sms * 3 ? 1 : choice.stages;
   choice.shared_bytes = bytes(choice.warps, choice.stages) + shape.x_bytes;
   // One to an SM: the next kernel's CTAs then take the SMs that this one leaves free, where two
   // chains would slow each other.

@@ -34,6 +34,7 @@ struct StreamShape {
 };
 struct StreamChoice {
   int warps, stages, grid;
+  int first_stages;  // that are loaded before x is
   int stage_chunks;  // kStreamStageChunks, or fewer where that many do not fit
   std::size_t shared_bytes;
 };
@@ -55,10 +56,6 @@ std::optional<RelayChoice> choose_relay(const StreamShape& shape,
 // ones, of whole stages and one segment.
 bool prefers_relay(std::int64_t num_tiles, std::int64_t num_chunks, int segments,
                    const DeviceFacts& device) noexcept;
-// Whether the tile kernels are faster than stream_kernel at M = 5 to 8: a SwiGLU whose bytes do not
-// quite bind.
-bool prefers_tile(std::int64_t num_tiles, const DeviceFacts& device) noexcept;
-
 // The instances of the tile kernel: tokens of a block, consumer warpgroups of a CTA, CTAs an SM.
 // t128_sequence is t128 but for K of several segments: a warpgroup sums them one after another. The
 // others that take segments sum them apart, each as a unit of its own.

@@ -40,6 +40,12 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// A value that stays in a register: the compiler cannot compute it again from what it came from.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Some of a CTA's warps wait for each other; 0 is __syncthreads' own.
 __device__ __forceinline__ void team_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -92,6 +98,20 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, st
           "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+}
+// barrier_expect and bulk_copy by the lanes that are `elected`, without a branch.
+__device__ __forceinline__ void bulk_fill(bool elected, std::uint32_t to, const void* from,
+                                          std::uint32_t bytes, std::uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred elected;\nsetp.ne.u32 elected, %0, 0;\n"
+      "@elected mbarrier.arrive.expect_tx.shared::cta.b64 _, [%4], %3;\n"
+      "@elected cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, "
+      "[%4];\n}" ::"r"(static_cast<std::uint32_t>(elected)),
+      "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 __device__ __forceinline__ void tensor_copy_2d(std::uint32_t to, const void* map, int c0, int c1,
                                                std::uint32_t barrier) {

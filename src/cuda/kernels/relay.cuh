@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kRelayMaxWarps * 32)
   const auto produce = [&] {
     if (to_fill.tile >= num_tiles) return;
     const bool last = to_fill.stage + 1 == stages.count;
-    ring.fill(filled_slot,
+    ring.fill(ring.stage(filled_slot), ring.barrier(filled_slot),
               args.weights + to_fill.tile * args.tile_bytes +
                   first_chunk * static_cast<std::int64_t>(bytes_a_chunk) +
                   to_fill.stage * static_cast<std::int64_t>(stages.bytes),
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kRelayMaxWarps * 32)
 
   const std::uint32_t row_bytes = x_row_bytes(C);
   const int rows = static_cast<int>(args.M - m_begin < kRelayRows ? args.M - m_begin : kRelayRows);
-  share_x<true>(args, m_begin, rows, row_bytes, x_shared, x_barrier);
+  share_x<true>(args, m_begin, rows, row_bytes, x_shared, x_barrier, [] {});
   std::uint32_t x_row[1];
   x_addresses(x_shared, row_bytes, rows, lane, x_row);
 
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kRelayMaxWarps * 32)
   advance(at, leg);
   bool is_first = leg == 0;  // of the chain's whole sequence
   while (at.tile < num_tiles) {
-    ring.wait(slot, round);
+    ring.wait(ring.barrier(slot), round & 1);
     const std::uint8_t* chunk = ring_data + slot * stages.bytes;
     const bool last = at.stage + 1 == stages.count;
     const int in_stage = last ? stages.last_chunks : kChunks;

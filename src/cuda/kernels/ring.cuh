@@ -26,37 +26,40 @@ __device__ __forceinline__ TileStages tile_stages(std::uint32_t chunk_bytes, int
 template <bool kBulk>
 struct Ring {
   std::uint32_t data;      // shared address of the first stage
-  std::uint32_t barriers;  // kBulk: one for each stage
+  std::uint32_t barriers;  // kBulk: one for each stage, 8 bytes each
   std::uint32_t stage_bytes;
   int num_stages;
+
+  __device__ __forceinline__ std::uint32_t bytes() const { return num_stages * stage_bytes; }
+  __device__ __forceinline__ std::uint32_t stage(int slot) const {
+    return data + slot * stage_bytes;
+  }
+  __device__ __forceinline__ std::uint32_t barrier(int slot) const { return barriers + 8 * slot; }
 
   __device__ void init(int lane) const {
     if constexpr (kBulk) {
       if (lane < num_stages) {
-        barrier_init(barriers + 8 * lane, 1);
+        barrier_init(barrier(lane), 1);
         barrier_init_fence();
       }
       __syncwarp();
     }
   }
-  __device__ void fill(int stage, const std::uint8_t* from, std::uint32_t bytes, int lane) const {
-    const std::uint32_t to = data + stage * stage_bytes;
+  __device__ static void fill(std::uint32_t stage, std::uint32_t barrier, const std::uint8_t* from,
+                              std::uint32_t bytes, int lane) {
     if constexpr (kBulk) {
-      if (lane == 0) {
-        barrier_expect(barriers + 8 * stage, bytes);
-        bulk_copy(to, from, bytes, barriers + 8 * stage);
-      }
+      bulk_fill(lane == 0, stage, from, bytes, barrier);
     } else {
-      for (std::uint32_t i = lane * 16; i < bytes; i += 512) copy_16_async(to + i, from + i);
+      for (std::uint32_t i = lane * 16; i < bytes; i += 512) copy_16_async(stage + i, from + i);
     }
   }
-  __device__ void commit() const {
+  __device__ static void commit() {
     if constexpr (!kBulk) copy_commit();
   }
-  // Waits for a stage's `round`th filling; every lane sees its bytes after.
-  __device__ void wait(int stage, std::uint32_t round) const {
+  // Waits for a stage's filling, whose number is even or odd; every lane sees its bytes after.
+  __device__ static void wait(std::uint32_t barrier, std::uint32_t parity) {
     if constexpr (kBulk) {
-      barrier_wait(barriers + 8 * stage, round & 1);
+      barrier_wait(barrier, parity);
     } else {
       copy_wait<kCopyStages - 1>();
       __syncwarp();

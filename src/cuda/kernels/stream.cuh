@@ -56,46 +56,83 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   }
 }
 
+// Vectors of 16 bytes, `step` apart, kLoads at most, all under way at once; `meanwhile` runs
+// between loads and stores.
+template <int kLoads, class Meanwhile>
+__device__ __forceinline__ void copy_vectors(const uint4* from, uint4* to, int count, int step,
+                                             Meanwhile meanwhile) {
+  uint4 values[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (i * step < count) values[i] = from[i * step];
+  }
+  meanwhile();
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (i * step < count) to[i * step] = values[i];
+  }
+}
+
 // Rows m_begin .. + rows of x into shared memory, zero past K, once the kernel before has ended:
-// weights do not depend on it, x does. For every thread of a CTA.
-template <bool kBulk>
+// weights do not depend on it, x does. For every thread of a CTA. `meanwhile` runs, once, when x is
+// asked for: its bytes are few and all wait for them.
+template <bool kBulk, class Meanwhile>
 __device__ __forceinline__ void share_x(const MatmulArgs& args, std::int64_t m_begin, int rows,
                                         std::uint32_t row_bytes, std::uint8_t* x_shared,
-                                        std::uint64_t* x_barrier) {
+                                        std::uint64_t* x_barrier, Meanwhile meanwhile) {
   const int C = static_cast<int>(args.num_chunks);
+  const auto* const x = static_cast<const std::uint16_t*>(args.x) + m_begin * args.x_stride;
   if (kBulk && x_is_aligned(args)) {
-    if (threadIdx.x == 0) {
-      barrier_init(shared_address(x_barrier), 1);
-      barrier_init_fence();
-    }
     const int tail = static_cast<int>(C * kChunkK - args.K);
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * tail; i += blockDim.x) {
       *reinterpret_cast<std::uint16_t*>(x_shared + i / tail * row_bytes + (args.K + i % tail) * 2) =
           0;
     }
-    __syncthreads();
-    wait_for_previous_grid();
-    if (threadIdx.x < 32) {
-      const auto bytes = static_cast<std::uint32_t>(args.K * 2);
-      const int lane = threadIdx.x;
-      if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
-      __syncwarp();
-      for (int row = lane; row < rows; row += 32) {
-        bulk_copy(shared_address(x_shared) + row * row_bytes,
-                  static_cast<const std::uint16_t*>(args.x) + (m_begin + row) * args.x_stride,
-                  bytes, shared_address(x_barrier));
+    const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row_warps = num_warps / rows;
+    const int vectors = static_cast<int>(args.K / 8), step = row_warps * 32;
+    if (row_warps == 0 || vectors > 8 * step) {  // a copy a row
+      if (threadIdx.x == 0) {
+        barrier_init(shared_address(x_barrier), 1);
+        barrier_init_fence();
       }
+      __syncthreads();
+      wait_for_previous_grid();
+      if (warp == 0) {
+        const auto bytes = static_cast<std::uint32_t>(args.K * 2);
+        if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
+        __syncwarp();
+        for (int row = lane; row < rows; row += 32) {
+          bulk_copy(shared_address(x_shared) + row * row_bytes, x + row * args.x_stride, bytes,
+                    shared_address(x_barrier));
+        }
+      }
+      meanwhile();
+      barrier_wait(shared_address(x_barrier), 0);
+      return;
     }
-    barrier_wait(shared_address(x_barrier), 0);
-    return;
-  }
-  if constexpr (kBulk) wait_for_previous_grid();
+    // Loads, all at once, come sooner. Divisions before the wait: they take as long.
+    const int row = static_cast<int>(kept(warp / row_warps));
+    const int first = static_cast<int>(kept(warp % row_warps * 32 + lane));
+    const auto* from = reinterpret_cast<const uint4*>(x + row * args.x_stride) + first;
+    auto* to = reinterpret_cast<uint4*>(x_shared + row * row_bytes) + first;
+    const int count = row < rows ? vectors - first : 0;
+    wait_for_previous_grid();
+    if (vectors <= 4 * step) {
+      copy_vectors<4>(from, to, count, step, meanwhile);
+    } else {
+      copy_vectors<8>(from, to, count, step, meanwhile);
+    }
+  } else {
+    if constexpr (kBulk) wait_for_previous_grid();
+    meanwhile();
 #pragma unroll 1
-  for (int m = 0; m < rows; ++m) {
-    const auto* row = static_cast<const std::uint16_t*>(args.x) + (m_begin + m) * args.x_stride;
-    for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
-      *reinterpret_cast<uint4*>(x_shared + m * row_bytes + v * 16) = load_eight(row, v, args.K);
+    for (int m = 0; m < rows; ++m) {
+      for (int v = threadIdx.x; v < C * 8; v += blockDim.x) {
+        *reinterpret_cast<uint4*>(x_shared + m * row_bytes + v * 16) =
+            load_eight(x + m * args.x_stride, v, args.K);
+      }
     }
   }
   __syncthreads();
@@ -111,7 +148,7 @@ __device__ __forceinline__ void x_addresses(const std::uint8_t* x_shared, std::u
   for (int b = 0; b < kTokenBlocks; ++b) {
     const int row = b * 8 + lane % 8;
     addresses[b] =
-        shared_address(x_shared) + (row < rows ? row : rows - 1) * row_bytes + lane / 8 * 16;
+        kept(shared_address(x_shared) + (row < rows ? row : rows - 1) * row_bytes + lane / 8 * 16);
   }
 }
 
@@ -130,7 +167,8 @@ __device__ __forceinline__ void store_tile(const EpilogueArgs& epilogue, std::in
 // memory; else fragments come from args.scratch.
 template <class T, int kTokenBlocks, int kBits, int kGroup, bool kBulk, bool kSharedX>
 __global__ void __launch_bounds__(512)
-    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages, int fitting_chunks) {
+    stream_kernel(const __grid_constant__ MatmulArgs args, int num_stages, int first_stages,
+                  int fitting_chunks) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ __align__(8) std::uint64_t x_barrier[1];
   const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -153,8 +191,8 @@ __global__ void __launch_bounds__(512)
       shared + static_cast<std::size_t>(num_warps) * num_stages * stages.bytes;
   auto* barriers = reinterpret_cast<std::uint64_t*>(after_rings) + warp * num_stages;
   std::uint8_t* x_shared = after_rings + (num_warps * num_stages * 8 + 127) / 128 * 128;
-  const Ring<kBulk> ring{shared_address(ring_data), shared_address(barriers), stages.bytes,
-                         num_stages};
+  const Ring<kBulk> ring{kept(shared_address(ring_data)), kept(shared_address(barriers)),
+                         stages.bytes, num_stages};
 
   if constexpr (kBulk) launch_dependents();
   ring.init(lane);
@@ -164,36 +202,37 @@ __global__ void __launch_bounds__(512)
   const int step = gridDim.x * (num_warps / segments);
   const int mine = tile < num_tiles ? (num_tiles - tile + step - 1) / step : 0;
   int to_produce = mine * stages.count;
-  int produced_slot = 0, produced_stage = 0;
+  int left_in_tile = stages.count;
   const std::uint8_t* from = args.weights + tile * args.tile_bytes +
                              first_chunk * static_cast<std::int64_t>(bytes_a_chunk);
-  const auto produce = [&] {
+  const std::int64_t to_next_tile =
+      step * args.tile_bytes - (stages.count - 1) * static_cast<std::int64_t>(stages.bytes);
+  // The next stage into the ring.
+  const auto produce = [&](std::uint32_t to, std::uint32_t barrier) {
     if (to_produce > 0) {
       --to_produce;
-      const bool last = produced_stage + 1 == stages.count;
-      ring.fill(produced_slot, from, last ? stages.last_bytes : stages.bytes, lane);
-      if (++produced_slot == num_stages) produced_slot = 0;
-      if (last) {
-        produced_stage = 0;
-        from +=
-            step * args.tile_bytes - (stages.count - 1) * static_cast<std::int64_t>(stages.bytes);
-      } else {
-        ++produced_stage;
-        from += stages.bytes;
-      }
+      const bool last = --left_in_tile == 0;
+      ring.fill(to, barrier, from, last ? stages.last_bytes : stages.bytes, lane);
+      if (last) left_in_tile = stages.count;
+      from += last ? to_next_tile : static_cast<std::int64_t>(stages.bytes);
     }
     ring.commit();
   };
+  const auto produce_slots = [&](int begin, int end) {
 #pragma unroll 1
-  for (int i = 0; i < num_stages; ++i) produce();
+    for (int i = begin; i < end; ++i) produce(ring.stage(i), ring.barrier(i));
+  };
+  produce_slots(0, first_stages);
+  const auto produce_others = [&] { produce_slots(first_stages, num_stages); };
 
   const std::uint32_t row_bytes = x_row_bytes(C);
   const int rows =
       static_cast<int>(args.M - m_begin < kTokenBlocks * 8 ? args.M - m_begin : kTokenBlocks * 8);
   if constexpr (kSharedX) {
-    share_x<kBulk>(args, m_begin, rows, row_bytes, x_shared, x_barrier);
-  } else if constexpr (kBulk) {
-    wait_for_previous_grid();
+    share_x<kBulk>(args, m_begin, rows, row_bytes, x_shared, x_barrier, produce_others);
+  } else {
+    if constexpr (kBulk) wait_for_previous_grid();
+    produce_others();
   }
   std::uint32_t x_rows[kTokenBlocks];
   x_addresses(x_shared, row_bytes, rows, lane, x_rows);
@@ -217,20 +256,21 @@ __global__ void __launch_bounds__(512)
   auto* const partials =
       reinterpret_cast<float4*>(x_shared + (kSharedX ? rows * row_bytes : 0)) + lane;
   int turn = 0;
-  int slot = 0;
-  std::uint32_t round = 0;
+  std::uint32_t in_ring = 0, barrier = ring.barriers,
+                parity = 0;  // in_ring: of the stage, in bytes
+  const int kept_lane = static_cast<int>(kept(lane));
   for (; tile < num_tiles; tile += step) {
     float acc[kTokenBlocks * 4] = {};
     int c = first_chunk;
-    for (int s = 0; s < stages.count; ++s) {
-      ring.wait(slot, round);
-      const std::uint8_t* chunk = ring_data + slot * stages.bytes;
-      const int in_stage = s + 1 < stages.count ? stage_chunks : stages.last_chunks;
-      const int stage_end = c + in_stage;
+    for (int left = stages.count; left > 0; --left) {
+      ring.wait(barrier, parity);
+      const std::uint32_t stage = ring.data + in_ring;
+      const auto* chunk = static_cast<const std::uint8_t*>(__cvta_shared_to_generic(stage));
+      const int in_stage = left > 1 ? stage_chunks : stages.last_chunks;
       RawChunk<T, kBits, kGroup> raw[2];
       std::uint32_t x[2][2][kTokenBlocks][4];
       const auto fetch = [&](int d) {
-        raw[d % 2].load(shape, chunk + d * bytes_a_chunk, lane);
+        raw[d % 2].load(shape, chunk + d * bytes_a_chunk, kept_lane);
         load_x(c + d, 0, x[d % 2][0]);
         load_x(c + d, 1, x[d % 2][1]);
       };
@@ -256,19 +296,22 @@ __global__ void __launch_bounds__(512)
       if (in_stage == kStreamStageChunks) {
 #pragma unroll
         for (int d = 0; d < kStreamStageChunks; ++d) sums(d, d + 1 < kStreamStageChunks);
+        c += kStreamStageChunks;
       } else {
 #pragma unroll 1
-        for (int left = in_stage; left > 0; left -= 2) {
-          sums(0, left > 1);
-          if (left > 1) sums(1, left > 2);
+        for (int rest = in_stage; rest > 0; rest -= 2) {
+          sums(0, rest > 1);
+          if (rest > 1) sums(1, rest > 2);
           chunk += 2 * bytes_a_chunk;
           c += 2;
         }
+        c -= in_stage & 1;
       }
-      c = stage_end;
       __syncwarp();
-      produce();
-      if (++slot == num_stages) slot = 0, ++round;
+      produce(stage, barrier);
+      in_ring += stages.bytes;
+      barrier += 8;
+      if (in_ring == ring.bytes()) in_ring = 0, barrier = ring.barriers, parity ^= 1;
     }
     if (segments > 1) {
       turn ^= 1;

@@ -172,6 +172,7 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
     int slot = 0;
     std::uint32_t phase = 1;
     if (threadIdx.x == 0) {
+      prefetch_tensor_map(&x_map);
       wait_for_previous_grid();
       for (CtaRounds round = first; !round.done(); round.next()) {
         for (int s = 0; s < segments; ++s) {
@@ -231,7 +232,6 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
   const std::uint8_t* const ring =
       shared + (x_base - shared_address(shared)) + ring_offset(consumer);
   const std::uint32_t weights_barrier = weights_full(consumer);
-  wait_for_previous_grid();  // the residual and out itself may depend on it
 
   const std::uint32_t x_descriptor = swizzled_descriptor(x_base);
   int weight_slot = 0;
@@ -393,6 +393,7 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
       if (C % kStep == 0 || C % kStep > kStep - kXChunks) release_x(kStep - 1);
       if constexpr (kSplit == TileSplit::sequence) join_segment(acc, s);
     }
+    wait_for_previous_grid();  // the residual and out itself may depend on it
     const int tile = (round.unit + unit_of_round) * kUnitTiles + consumer % 4;
     if (tile >= matmul.num_tiles) continue;
     const std::int64_t m = static_cast<std::int64_t>(block_of(round)) * kTokens;

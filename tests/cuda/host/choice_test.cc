@@ -93,7 +93,8 @@ TEST(ChooseStream, EveryLaunchIsPossible) {
                     choice.shared_bytes <= device.smem_bytes - kStaticSharedBytes &&
                     bytes_used(shape, choice) <= choice.shared_bytes && choice.warps >= segments &&
                     choice.warps % segments == 0 && choice.warps <= 16 && choice.stages >= 1 &&
-                    choice.stages <= 6 && choice.stage_chunks >= 1 &&
+                    choice.stages <= 6 && choice.first_stages >= 1 &&
+                    choice.first_stages <= choice.stages && choice.stage_chunks >= 1 &&
                     choice.stage_chunks <= kStreamStageChunks &&
                     (fixed_stages != 0 || has_dense || choice.stage_chunks == kStreamStageChunks) &&
                     (fixed_stages == 0 || choice.stages == fixed_stages) && choice.grid >= 1 &&
