@@ -195,7 +195,36 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
           }
         }
       }
-    } else if (warp == 1 && lane < kWarps) {
+    } else if (!kWords && threadIdx.x == 32) {
+      // As below, but one lane feeds all consumers in turn: racecheck counts the copies of several
+      // lanes, which the machine begins one after another, as the first one's.
+      int slots[kGroups] = {};
+      std::uint32_t phases[kGroups];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) phases[g] = 1;
+      const int last_tile = static_cast<int>(matmul.num_tiles) - 1;
+      for (CtaRounds round = first; !round.done(); round.next()) {
+        for (int s = 0; s < stages.count; ++s) {
+          const std::uint32_t bytes = s + 1 < stages.count ? stages.bytes : stages.last_bytes;
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+            if (g >= round.size()) continue;
+#pragma unroll 1
+            for (int w = 4 * g; w < 4 * g + 4; ++w) {
+              const int tile = round.unit * kUnitTiles + w;
+              const std::uint32_t barrier = weights_full(w) + 8 * slots[g];
+              barrier_wait(barrier + kFullToEmpty, phases[g]);
+              barrier_expect(barrier, bytes);
+              bulk_copy(x_base + ring_offset(w) + slots[g] * stages.bytes,
+                        matmul.weights + (tile < last_tile ? tile : last_tile) * matmul.tile_bytes +
+                            s * static_cast<std::int64_t>(stages.bytes),
+                        bytes, barrier);
+            }
+            if (++slots[g] == args.weight_stages) slots[g] = 0, phases[g] ^= 1;
+          }
+        }
+      }
+    } else if (kWords && warp == 1 && lane < kWarps) {
       // Lane l feeds consumer l. Weights do not depend on the kernel before.
       const std::uint32_t data = x_base + ring_offset(lane), barrier = weights_full(lane);
       const int last_tile = static_cast<int>(matmul.num_tiles) - 1;
