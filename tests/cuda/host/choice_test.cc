@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace qmlp::cuda {
@@ -113,6 +114,27 @@ TEST(ChooseStream, EveryLaunchIsPossible) {
     }
   }
   EXPECT_EQ(failures, 0);
+}
+
+// CTAs that fill most SMs begin when the kernel before has ended, and load one stage before x;
+// fewer find free SMs, begin before it ends and load all they can.
+TEST(ChooseStream, LoadsOneStageBeforeXWhereMostSmsAreTaken) {
+  const auto choose = [&](std::int64_t tiles, std::int64_t chunks, int segments) {
+    const StreamShape shape{{{{4, 64}, {4, 64}}},      tiles, chunks, segments, 1,
+                            shared_x_bytes(chunks, 1), 0};
+    return choose_stream(shape, h200());
+  };
+  for (const auto& [tiles, chunks, segments, one] : {std::tuple{192, 9, 1, false},
+                                                     {576, 24, 1, false},
+                                                     {256, 64, 1, false},
+                                                     {256, 64, 4, true},
+                                                     {1792, 64, 1, true},
+                                                     {3584, 128, 1, true}}) {
+    const StreamChoice choice = choose(tiles, chunks, segments);
+    EXPECT_GT(choice.stages, 1) << tiles;
+    EXPECT_EQ(choice.first_stages, one ? 1 : choice.stages)
+        << tiles << " tiles, grid " << choice.grid << ", stages " << choice.stages;
+  }
 }
 
 // The same of a relay: rings, their barriers, x, a chain's sums and, where K is cut, two turns of
