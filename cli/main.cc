@@ -16,13 +16,20 @@ constexpr const char* kFooter =
     "  qmlp generate models/smollm2-135m --chat -p 'What is the capital of France?'\n"
     "  qmlp COMMAND --help";
 
-// An empty path is a script's variable that was not set, not a model: messages would name nothing,
-// and options whose default is no path would be taken for absent.
-void refuse_empty_models(CLI::App& app) {
+bool is_path(const CLI::Option& option) {
+  if (option.get_type_name() == "FILE") return true;
+  for (const char* name : {"MODEL", "model", "SRC", "--reference-model"}) {
+    if (option.check_name(name)) return true;
+  }
+  return false;
+}
+
+// An empty path is a script's variable that was not set: messages would name nothing, and options
+// whose default is no path would be taken for absent.
+void refuse_empty_paths(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    for (const char* name : {"MODEL", "model", "SRC", "--reference-model"}) {
-      CLI::Option* option = command->get_option_no_throw(name);
-      if (option == nullptr) continue;
+    for (CLI::Option* option : command->get_options()) {
+      if (!is_path(*option)) continue;
       option->check([](const std::string& path) {
         return path.empty() ? std::string("'' was given, needs a path") : std::string();
       });
@@ -42,7 +49,7 @@ int run_command(Context& context, int argc, const char* const* argv) {
   add_kl(app, context);
   add_convert(app, context);
   add_bench(app, context);
-  refuse_empty_models(app);
+  refuse_empty_paths(app);
   if (argc > 1 && argv[1][0] != '-') {
     const auto named =
         app.get_subcommands([&](const CLI::App* command) { return command->check_name(argv[1]); });

@@ -164,7 +164,6 @@ RunOptions RunFlags::resolve() const {
   if (groups_ & kTapOptions) {
     if (const auto s = setting("--tap-gate", tap_gate_, "QMLP_TAP_GATE")) {
       options.tap_gate = s->text;
-      if (options.tap_gate.empty()) fail_usage(s->source + ": needs a file name");
     }
   }
   options.counts = counts_;

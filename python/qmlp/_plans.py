@@ -34,10 +34,10 @@ def _whole(name: str, value: Any, bits: int = 31) -> int:
 
 
 def _text(name: str, value: Any) -> str:
-    """A name for the C interface, where text ends at a NUL and none means the default."""
+    """A name for the C interface, in ASCII, where text ends at a NUL and none means the default."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {kind_of(value)}, needs a str")
-    if not value or "\0" in value or len(value) > _LONGEST_NAME:
+    if not value or "\0" in value or not value.isascii() or len(value) > _LONGEST_NAME:
         raise InvalidArgumentError(f"{name} is {shown(value)}, needs a name")
     return value
 

@@ -30,7 +30,7 @@ def shown(value: Any) -> str:
         return kind_of(value)
     if len(text) > _LONGEST and isinstance(value, str):
         return text[:_LONGEST] + "..."
-    if len(text) > _LONGEST or "\n" in text or " at 0x" in text:
+    if len(text) > _LONGEST or not text.isprintable() or " at 0x" in text:
         return kind_of(value)
     return text
 

@@ -1,4 +1,3 @@
-
 #include "base/try.h"
 #include "convert/source.h"
 #include "io/files.h"

@@ -54,9 +54,11 @@ Result<Target> find_target(const std::string& path, OutputFile::Special special)
 Result<Descriptor> open_temporary(const Target& target, const std::string& name,
                                   std::string& temporary) {
   constexpr int kAttempts = 1000;
+  constexpr std::size_t kLongestBase = 230;  // of the 255 bytes that a name may have
   const auto rights = static_cast<mode_t>(target.mode < 0 ? 0666 : target.mode & 0777);
+  const std::string stem = target.path.substr(0, target.path.rfind('/') + 1 + kLongestBase);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const std::string path = concat(target.path, ".tmp.", ::getpid(), ".", attempt);
+    const std::string path = concat(stem, ".tmp.", ::getpid(), ".", attempt);
     Descriptor made(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, rights));
     if (made) {
       temporary = path;

@@ -59,9 +59,6 @@ class Bench(cli.TestCase):
         self.assertEqual((result.returncode, result.stderr),
                          (3, b"qmlp: /dev/full: cannot write: No space left on device\n"))
         for option in ("--json", "--plot"):
-            result = cli.run(*bench[:-1], option, "")
-            self.assertEqual((result.returncode, result.stdout, result.stderr),
-                             (2, b"", b"qmlp: path: is empty\n"))
             self.full_disk_leaves_the_old_file("file", *bench[:-1], option)
 
     def test_says_when_the_rotation_is_short(self):

@@ -71,6 +71,17 @@ class Usage(cli.TestCase):
             text = self.bad(2, "'' was given, needs a path; see qmlp " + command[0], *command)
             self.assertRegex(text, "^qmlp: (MODEL|model|SRC|--reference-model): ")
 
+    def test_empty_file_names(self):
+        generate = ("generate", cli.model(), "-n", 1)
+        for command in ((*generate, "--file"),
+                        *((*generate, "-p", "x", option)
+                          for option in ("--prompt-cache-load", "--prompt-cache-save", "--tap-gate")),
+                        *(("kl", cli.model(), option)
+                          for option in ("--record", "--recorded", "--text", "--ids")),
+                        ("verify", "--vectors"), ("bench", "--quick", "--json"),
+                        ("bench", "--quick", "--plot")):
+            self.bad(2, f"{command[-1]}: '' was given, needs a path; see qmlp {command[0]}", *command, "")
+
     def test_json_files_hold_one_value(self):
         names = tiny_model.read_safetensors(os.path.join(cli.model(), "model.safetensors"))
         index = {"weight_map": {name: "model.safetensors" for name in names}}

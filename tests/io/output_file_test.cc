@@ -117,6 +117,20 @@ TEST(OutputFile, FollowsLinksAndKeepsRights) {
   EXPECT_EQ(names(folder), "d link link2");
 }
 
+// The temporary name must not be the one that is too long.
+TEST(OutputFile, TakesTheLongestNames) {
+  const TempFolder folder;
+  const std::string longest(255, 'n');
+  for (const char* text : {"new", "newer"}) {
+    ASSERT_TRUE(OutputFile::check(folder.file(longest)));
+    const Status status = write_text_file(folder.file(longest), text);
+    ASSERT_TRUE(status) << status.error().message;
+    EXPECT_EQ(read_file(folder.file(longest)), text);
+    EXPECT_EQ(names(folder), longest);
+  }
+  expect_error(OutputFile::check(folder.file(longest + "n")), Errc::io, "File name too long");
+}
+
 TEST(OutputFile, NewFilesHaveTheRightsOfTheUmask) {
   const TempFolder folder;
   const mode_t before = ::umask(027);

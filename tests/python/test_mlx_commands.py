@@ -30,19 +30,19 @@ NO_MODEL = "needs a folder that exists or the name of a repository on the Huggin
 
 
 class Commands(unittest.TestCase):
-    def command(self, *arguments):
+    def command(self, *arguments, interrupt=signal.SIG_DFL):
         process = subprocess.Popen(
             [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], text=True,
             env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # A shell's background jobs, and what they start, ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
 
-    def finished(self, *arguments):
-        process = self.command(*arguments)
+    def finished(self, *arguments, **options):
+        process = self.command(*arguments, **options)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
@@ -168,11 +168,32 @@ class Commands(unittest.TestCase):
         self.assertEqual(process.returncode, 130)
 
     def test_a_server_that_cannot_load(self):
-        status, out, err = self.finished("server", support.DATA, "--port", self.free_port(),
-                                         "--log-level", "ERROR")
-        self.assertEqual((status, out), (2, ""))
-        self.assertRegex(err.splitlines()[-1], "^qmlp.mlx: cannot load .*config.json")
-        self.assertNotIn("Traceback", err)
+        for interrupt in (signal.SIG_DFL, signal.SIG_IGN):  # SIG_IGN: a background job of a script
+            status, out, err = self.finished("server", support.DATA, "--port", self.free_port(),
+                                             "--log-level", "ERROR", interrupt=interrupt)
+            self.assertEqual((status, out), (2, ""))
+            self.assertRegex(err.splitlines()[-1], "^qmlp.mlx: cannot load .*config.json")
+            self.assertNotIn("Traceback", err)
+
+    def test_a_reader_of_the_errors_that_leaves(self):
+        generate = ("generate", support.model(), "--max-tokens", 1, "--verbose", "false")
+        for arguments, status, text in ((("dance",), 2, ""), (generate, 0, "Hello\n")):
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = subprocess.run(
+                [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], stderr=writer, text=True,
+                stdout=subprocess.PIPE, timeout=120,
+                env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"})
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stdout), (status, text))
+
+    def test_an_output_that_cannot_be_written(self):
+        for shell, want in (("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
+            done = subprocess.run(
+                ["sh", "-c", f'exec "$0" -m qmlp.mlx --help {shell}', sys.executable],
+                capture_output=True, text=True, timeout=120,
+                env={**os.environ, "PYTHONPATH": str(support.build / "python")})
+            self.assertEqual((done.returncode, done.stderr), (3, f"qmlp.mlx: standard output: {want}\n"))
 
     def test_server(self):
         """mlx_lm.server answers an HTTP client from the patched model."""

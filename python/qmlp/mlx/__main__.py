@@ -15,8 +15,8 @@ Exit status: 0 done, 2 bad usage or input, 3 another error, 130 interrupted. Err
 
 from __future__ import annotations
 
-import _thread
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -39,8 +39,26 @@ class _Refused(Exception):
     """Bad usage or input; says what is to be printed."""
 
 
+def _drop(*streams: Any) -> None:
+    """Nobody reads them: what is still buffered must not fail again at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        try:
+            os.dup2(nowhere, stream.fileno())
+        except (AttributeError, OSError, ValueError):
+            pass  # it is closed, or no file
+
+
+def _tell(text: str) -> None:
+    """Standard error gets it; what is done and how it ends does not depend on a reader there."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        _drop(sys.stderr)
+
+
 def _fail(message: str, status: int = _BAD_INPUT) -> int:
-    print(f"qmlp.mlx: {message}", file=sys.stderr)
+    _tell(f"qmlp.mlx: {message}")
     return status
 
 
@@ -82,7 +100,6 @@ class _Command:
         self.words = words
         self.unpatched = self.quiet = False
         self.needed: set[str] = set()  # models without which the command cannot go on
-        self.failure: str | None = None  # of loading one in another thread
 
     def run(self) -> int:
         module = importlib.import_module(COMMANDS[self.name])
@@ -91,14 +108,9 @@ class _Command:
         self._replace_parser()
         try:
             module.main()
-        except KeyboardInterrupt:
-            if self.failure is None:
-                raise
         except EOFError:
             if self.name != "chat":
                 raise
-        if self.failure is not None:
-            raise _Refused(self.failure)
         return _INTERRUPTED if self.name == "server" else 0  # a server ends in no other way
 
     def _replace_parser(self) -> None:
@@ -159,12 +171,11 @@ class _Command:
                     raise _Refused(message) from None
                 if path not in self.needed:
                     raise  # the server's answer to a request
-                self.failure = message
-                _thread.interrupt_main()
-                raise SystemExit from None
+                # The main thread waits for requests, and may have been started to ignore Ctrl-C.
+                os._exit(_fail(message))
             self.needed.discard(path)
             if report is not None and not self.quiet:
-                print(report, file=sys.stderr)
+                _tell(str(report))
             return loaded
 
         for module in [m for key, m in sys.modules.items() if key.partition(".")[0] == "mlx_lm"]:
@@ -200,16 +211,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}"
 
 
-def _drop_output() -> None:
-    """Nobody reads it: what is still buffered must not fail again at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            os.dup2(nowhere, stream.fileno())
-        except (AttributeError, OSError, ValueError):
-            pass  # it is closed, or no file
-
-
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
@@ -228,22 +229,33 @@ def _run(arguments: list[str]) -> int:
             raise
         status = _fail(f"{name}: {_said(error)}",
                        _BAD_INPUT if isinstance(error, _INPUT_ERRORS) else _OTHER_ERROR)
-        _drop_output()
+        _drop(sys.stdout, sys.stderr)
         return status
 
 
 def main(arguments: list[str]) -> int:
     try:
         status = _run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        elif status == 0:  # it was closed from the start, and print says nothing of that
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return status
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # as of `qmlp … | head`
-        _drop_output()
+        _drop(sys.stdout, sys.stderr)
         return 0
     except (_Refused, ImportError) as error:
+        if sys.flags.dev_mode and isinstance(error, ImportError):
+            raise
         return _fail(one_line(error))
+    except OSError as error:  # _run has said all others
+        if sys.flags.dev_mode:
+            raise
+        status = _fail(f"standard output: {error.strerror}", _OTHER_ERROR)
+        _drop(sys.stdout, sys.stderr)
+        return status
 
 
 if __name__ == "__main__":
