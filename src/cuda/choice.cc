@@ -102,8 +102,10 @@ StreamChoice choose_stream(const StreamShape& shape, const DeviceFacts& device) 
   }
   choice.grid = static_cast<int>(std::min(ceil_div(shape.num_tiles, teams), sms));
   // CTAs that find no free SM beside the kernel before begin when it has ended, and then x, which
-  // all sums wait for, must not stand behind every stage of every ring.
-  choice.first_stages = choice.grid * 4 > sms * 3 ? 1 : choice.stages;
+  // all sums wait for, must not stand behind every stage of every ring. Rings without bulk copies
+  // belong to kernels that never begin before.
+  const bool x_first = shape.fixed_stages == 0 && choice.grid * 4 > sms * 3;
+  choice.first_stages = x_first ? 1 : choice.stages;
   choice.shared_bytes = bytes(choice.warps, choice.stages) + shape.x_bytes;
   // One to an SM: the next kernel's CTAs then take the SMs that this one leaves free, where two
   // chains would slow each other.

@@ -56,6 +56,7 @@ std::optional<RelayChoice> choose_relay(const StreamShape& shape,
 // ones, of whole stages and one segment.
 bool prefers_relay(std::int64_t num_tiles, std::int64_t num_chunks, int segments,
                    const DeviceFacts& device) noexcept;
+
 // The instances of the tile kernel: tokens of a block, consumer warpgroups of a CTA, CTAs an SM.
 // t128_sequence is t128 but for K of several segments: a warpgroup sums them one after another. The
 // others that take segments sum them apart, each as a unit of its own.

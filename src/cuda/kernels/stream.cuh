@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(512)
   auto* const partials =
       reinterpret_cast<float4*>(x_shared + (kSharedX ? rows * row_bytes : 0)) + lane;
   int turn = 0;
-  std::uint32_t in_ring = 0, barrier = ring.barriers,
-                parity = 0;  // in_ring: of the stage, in bytes
+  std::uint32_t in_ring = 0;  // where the stage begins
+  std::uint32_t barrier = ring.barriers, parity = 0;
   const int kept_lane = static_cast<int>(kept(lane));
   for (; tile < num_tiles; tile += step) {
     float acc[kTokenBlocks * 4] = {};

@@ -52,8 +52,8 @@ int launch_stream_kernel(const MatmulArgs& args, const DeviceFacts& device,
     return launch_kernel(stream_kernel<T, kTokenBlocks, kBits, kGroup, kBulk, kSharedX>,
                          {dim3(static_cast<unsigned>(shape.grid), count),
                           static_cast<unsigned>(shape.warps) * 32, shape.shared_bytes, kBulk},
-                         device, target, part, shape.stages,
-                         kBulk ? shape.first_stages : shape.stages, shape.stage_chunks);
+                         device, target, part, shape.stages, shape.first_stages,
+                         shape.stage_chunks);
   });
 }
 

@@ -196,6 +196,7 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
         }
       }
     } else if (!kWords && threadIdx.x == 32) {
+      static_assert(kWords || kSplit == TileSplit::none);
       // As below, but one lane feeds all consumers in turn: racecheck counts the copies of several
       // lanes, which the machine begins one after another, as the first one's.
       int slots[kGroups] = {};
