@@ -126,33 +126,39 @@ struct TileModel {
   std::int64_t latency, unit_cycles, epilogue;
 };
 constexpr TileModel kTileModels[] = {
-    {TileConfig::t16, 16, 4, 1, 180, 125, 500},   {TileConfig::t16_pair, 16, 2, 2, 190, 125, 500},
-    {TileConfig::t32, 32, 4, 1, 200, 145, 700},   {TileConfig::t32_pair, 32, 2, 2, 210, 150, 700},
-    {TileConfig::t64, 64, 4, 1, 240, 200, 1200},  {TileConfig::t128, 128, 2, 1, 320, 335, 2200},
-    {TileConfig::t256, 256, 2, 1, 600, 640, 4000}};
-constexpr int kStart = 4500, kStartBeside = 3000;  // where the kernel before leaves room, less
+    {TileConfig::t16, 16, 4, 1, 180, 130, 400},   {TileConfig::t16_pair, 16, 2, 2, 185, 125, 1000},
+    {TileConfig::t32, 32, 4, 1, 205, 140, 800},   {TileConfig::t32_pair, 32, 2, 2, 245, 150, 950},
+    {TileConfig::t64, 64, 4, 1, 240, 200, 1500},  {TileConfig::t128, 128, 2, 1, 355, 335, 2600},
+    {TileConfig::t256, 256, 2, 1, 670, 645, 6000}};
+constexpr int kStart = 5400, kStartBeside = 3400;  // where the kernel before leaves room, less
 // Chunks of the longest stream that two CTAs an SM take: their rings are shallow, but so are those
 // of one CTA's four warpgroups where codes are wide.
 constexpr std::int64_t kPairStream = 32, kPairStreamWide = 64;
 
-double tile_cost(const TileModel& model, std::int64_t M, std::int64_t num_tiles,
-                 std::int64_t num_chunks, std::int64_t sms) noexcept {
+double tile_cost(const TileModel& model, const TileShape& shape, std::int64_t sms) noexcept {
+  const auto [M, num_tiles, num_chunks, segments, bits] = shape;
   const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
   const std::int64_t grid = std::min(total, sms * model.ctas);
-  const std::int64_t units = ceil_div(total, grid);         // of the busiest CTA
   const std::int64_t beside = grid > sms ? model.ctas : 1;  // CTAs of this kernel on an SM
-  const auto chunk = [&](std::int64_t active) {
-    return static_cast<double>(
-        std::max<std::int64_t>(model.latency, active * beside * model.unit_cycles));
+  const auto round = [&](std::int64_t active) {
+    std::int64_t cycles = active * beside * model.unit_cycles;
+    // Four rings of wide codes are as shallow as those of two CTAs, and wait longer.
+    if (bits > 4 && num_chunks > kPairStream && model.ctas == 1 && model.tokens <= 32) {
+      cycles += cycles / 10;
+    }
+    return static_cast<double>(num_chunks * std::max(model.latency, cycles) + model.epilogue);
   };
-  const std::int64_t rounds = units / model.groups, rest = units % model.groups;
-  double cost =
-      static_cast<double>(rounds) *
-      (static_cast<double>(num_chunks) * chunk(model.groups) + static_cast<double>(model.epilogue));
-  if (rest != 0)
-    cost += static_cast<double>(num_chunks) * chunk(rest) + static_cast<double>(model.epilogue);
+  const auto units = [&](std::int64_t count) {
+    return static_cast<double>(count / model.groups) * round(model.groups) +
+           (count % model.groups != 0 ? round(count % model.groups) : 0.0);
+  };
+  const std::int64_t most = ceil_div(total, grid);
   const bool next_fits = model.ctas > 1 ? grid <= sms : grid <= sms / 2;
-  return cost + (next_fits || model.ctas > 1 ? kStartBeside : kStart);
+  if (next_fits || model.ctas > 1 || total % grid == 0) {
+    return units(most) + (next_fits || model.ctas > 1 ? kStartBeside : kStart);
+  }
+  // CTAs of one unit more come first, on SMs that the kernel before has left.
+  return std::max(units(most) + kStartBeside, units(most - 1) + kStart);
 }
 
 // The same for K of several segments. Apart, there are as many units more, of fewer chunks, and a
@@ -239,7 +245,7 @@ TileConfig choose_tile(const TileShape& shape, const DeviceFacts& device) noexce
   for (const TileModel& model : kTileModels) {
     const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
     if (model.ctas > 1 && (num_chunks > longest_pair || total <= sms / 2)) continue;
-    const double cost = tile_cost(model, M, num_tiles, num_chunks, sms);
+    const double cost = tile_cost(model, shape, sms);
     if (best == nullptr || cost < least) {
       best = &model;
       least = cost;

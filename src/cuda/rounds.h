@@ -6,8 +6,9 @@ namespace qmlp::cuda {
 
 // Which units a CTA of the tile kernels takes where segments of K are summed apart: every block,
 // the units that share rows and segment of x, is cut into `pieces` rounds of neighbouring units, as
-// even as they can be, and CTAs share the rounds of all blocks out. So no CTA needs two rounds for
-// what others do in one, as it would where its units end one block and begin the next.
+// even as they can be, and CTAs share the rounds of all blocks out, the first ones one more where
+// some are left over: they begin first. So no CTA needs two rounds for what others do in one, as it
+// would where its units end one block and begin the next.
 struct PieceRounds {
   int units, pieces;  // of a block
   int at, end;        // rounds of all blocks
@@ -20,8 +21,10 @@ struct PieceRounds {
     PieceRounds rounds = {};
     rounds.units = units;
     rounds.pieces = pieces;
-    rounds.at = static_cast<int>(total * share / shares);
-    rounds.end = static_cast<int>(total * (share + 1) / shares);
+    const auto least = static_cast<int>(total / shares), more = static_cast<int>(total % shares);
+    const auto cta = static_cast<int>(share);
+    rounds.at = cta * least + (cta < more ? cta : more);
+    rounds.end = rounds.at + least + (cta < more ? 1 : 0);
     rounds.block = rounds.at / pieces;
     rounds.piece = rounds.at - rounds.block * pieces;
     rounds.find_units();

@@ -46,6 +46,25 @@ __device__ __forceinline__ std::uint32_t kept(std::uint32_t value) {
   return value;
 }
 
+__device__ __forceinline__ const std::uint16_t* kept(const std::uint16_t* value) {
+  asm volatile("" : "+l"(value));
+  return value;
+}
+
+__device__ __forceinline__ uint4 load_global_16(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_16(std::uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // Some of a CTA's warps wait for each other; 0 is __syncthreads' own.
 __device__ __forceinline__ void team_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -99,15 +118,18 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, st
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// barrier_expect and bulk_copy by the lanes that are `elected`, without a branch.
+// What createpolicy.fractional.L2::evict_first makes for all of a copy.
+constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
+// barrier_expect and bulk_copy by the lanes that are `elected`, without a branch. The bytes are the
+// first that the L2 gives up: weights come once a call, x and results are read again.
 __device__ __forceinline__ void bulk_fill(bool elected, std::uint32_t to, const void* from,
                                           std::uint32_t bytes, std::uint32_t barrier) {
   asm volatile(
       "{\n.reg .pred elected;\nsetp.ne.u32 elected, %0, 0;\n"
       "@elected mbarrier.arrive.expect_tx.shared::cta.b64 _, [%4], %3;\n"
-      "@elected cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, "
-      "[%4];\n}" ::"r"(static_cast<std::uint32_t>(elected)),
-      "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+      "@elected cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%1], [%2], %3, [%4], %5;\n}" ::"r"(static_cast<std::uint32_t>(elected)),
+      "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
       : "memory");
 }
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
@@ -141,6 +163,14 @@ __device__ __forceinline__ void launch_dependents() {
 }
 __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// The same as a loop that runs once (gridDim.z is 1): ptxas moves a plain one above arithmetic that
+// comes before it, which then runs when the wait is over.
+__device__ __forceinline__ void wait_for_previous_grid_here() {
+  asm volatile(
+      "{\n.reg .pred again;\nagain_%=:\ngriddepcontrol.wait;\n"
+      "setp.ne.u32 again, %0, 1;\n@again bra again_%=;\n}" ::"r"(gridDim.z)
+      : "memory");
 }
 
 }  // namespace qmlp::cuda

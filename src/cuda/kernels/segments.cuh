@@ -8,9 +8,11 @@ namespace qmlp::cuda {
 struct Segment {
   int first, count;  // chunks
 };
+// a / segments, which is 1, 2, 4 or 8.
+__device__ __forceinline__ int part_of(int a, int segments) { return a >> (31 - __clz(segments)); }
 __device__ __forceinline__ Segment segment_of(int index, int segments, int num_chunks) {
-  const int first = index * num_chunks / segments;
-  return {first, (index + 1) * num_chunks / segments - first};
+  const int first = part_of(index * num_chunks, segments);
+  return {first, part_of((index + 1) * num_chunks, segments) - first};
 }
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) {

@@ -56,20 +56,76 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   }
 }
 
-// Vectors of 16 bytes, `step` apart, kLoads at most, all under way at once; `meanwhile` runs
-// between loads and stores.
-template <int kLoads, class Meanwhile>
-__device__ __forceinline__ void copy_vectors(const uint4* from, uint4* to, int count, int step,
-                                             Meanwhile meanwhile) {
+// a / b for 0 <= a < 2^20 and b > 0. Exact: (a + 1/2) / b is 1 / (2 b) or more from any integer.
+__device__ __forceinline__ int small_quotient(int a, int b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(static_cast<float>(b)));
+  return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse);
+}
+
+// A thread's share of `rows` rows of x of `vectors` 16-byte vectors each: where its next vector is,
+// in global and in shared memory. By rows: a row is one warp's, or several warps'; flat: thread
+// follows thread through all rows.
+template <bool kByRows>
+struct XShare {
+  const std::uint16_t* from;
+  std::uint32_t to;
+  int column, row, step, rows_on;
+
+  __device__ __forceinline__ XShare(const std::uint16_t* x, std::int64_t stride, std::uint32_t to_x,
+                                    std::uint32_t row_bytes, int vectors, int row_warps) {
+    const int thread = threadIdx.x, warp = thread / 32;
+    if constexpr (kByRows) {
+      row = small_quotient(warp, row_warps);
+      column = (warp - row * row_warps) * 32 + thread % 32;
+      step = row_warps * 32, rows_on = 0;
+    } else {
+      row = small_quotient(thread, vectors), column = thread - row * vectors;
+      const int threads = blockDim.x;
+      rows_on = small_quotient(threads, vectors), step = threads - rows_on * vectors;
+    }
+    from = x + row * stride + column * 8;
+    to = to_x + row * row_bytes + column * 16;
+  }
+  __device__ __forceinline__ bool exists(int rows, int vectors) const {
+    return kByRows ? row < rows && column < vectors : row < rows;
+  }
+  __device__ __forceinline__ void next(std::int64_t stride, std::uint32_t row_bytes, int vectors) {
+    from += step * 8 + rows_on * stride;
+    to += step * 16 + rows_on * row_bytes;
+    column += step, row += rows_on;
+    if (kByRows || column < vectors) return;
+    column -= vectors, ++row;
+    from += stride - vectors * 8;
+    to += row_bytes - vectors * 16;
+  }
+};
+
+// Copies such a share, kLoads vectors at most, all under way at once; `meanwhile` runs between
+// loads and stores. Addresses are ready when the kernel before ends.
+template <int kLoads, bool kByRows, class Meanwhile>
+__device__ __forceinline__ void copy_rows(const std::uint16_t* x, std::int64_t stride,
+                                          std::uint32_t to_x, std::uint32_t row_bytes, int rows,
+                                          int vectors, int row_warps, Meanwhile meanwhile) {
+  XShare<kByRows> share(x, stride, to_x, row_bytes, vectors, row_warps);
   uint4 values[kLoads];
+  const std::uint16_t* from[kLoads];
+  std::uint32_t to[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    if (i * step < count) values[i] = from[i * step];
+    from[i] = kept(share.exists(rows, vectors) ? share.from : nullptr);
+    to[i] = share.to;
+    share.next(stride, row_bytes, vectors);
+  }
+  wait_for_previous_grid_here();
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    if (from[i] != nullptr) values[i] = load_global_16(from[i]);
   }
   meanwhile();
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    if (i * step < count) to[i * step] = values[i];
+    if (from[i] != nullptr) store_shared_16(to[i], values[i]);
   }
 }
 
@@ -89,40 +145,34 @@ __device__ __forceinline__ void share_x(const MatmulArgs& args, std::int64_t m_b
       *reinterpret_cast<std::uint16_t*>(x_shared + i / tail * row_bytes + (args.K + i % tail) * 2) =
           0;
     }
-    const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row_warps = num_warps / rows;
-    const int vectors = static_cast<int>(args.K / 8), step = row_warps * 32;
-    if (row_warps == 0 || vectors > 8 * step) {  // a copy a row
+    const int threads = blockDim.x, vectors = static_cast<int>(args.K / 8);
+    const int row_warps = small_quotient(threads / 32, rows);
+    const std::uint32_t to_x = shared_address(x_shared);
+    if (vectors <= 4 * 32 * row_warps) {
+      copy_rows<4, true>(x, args.x_stride, to_x, row_bytes, rows, vectors, row_warps, meanwhile);
+    } else if (vectors <= 8 * 32 * row_warps) {
+      copy_rows<8, true>(x, args.x_stride, to_x, row_bytes, rows, vectors, row_warps, meanwhile);
+    } else if (rows * vectors <= 8 * threads) {
+      copy_rows<8, false>(x, args.x_stride, to_x, row_bytes, rows, vectors, 0, meanwhile);
+    } else {  // a copy a row
       if (threadIdx.x == 0) {
         barrier_init(shared_address(x_barrier), 1);
         barrier_init_fence();
       }
       __syncthreads();
       wait_for_previous_grid();
-      if (warp == 0) {
+      if (threadIdx.x < 32) {
         const auto bytes = static_cast<std::uint32_t>(args.K * 2);
-        if (lane == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
+        if (threadIdx.x == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
         __syncwarp();
-        for (int row = lane; row < rows; row += 32) {
-          bulk_copy(shared_address(x_shared) + row * row_bytes, x + row * args.x_stride, bytes,
+        for (int row = threadIdx.x; row < rows; row += 32) {
+          bulk_copy(to_x + row * row_bytes, x + row * args.x_stride, bytes,
                     shared_address(x_barrier));
         }
       }
       meanwhile();
       barrier_wait(shared_address(x_barrier), 0);
       return;
-    }
-    // Loads, all at once, come sooner. Divisions before the wait: they take as long.
-    const int row = static_cast<int>(kept(warp / row_warps));
-    const int first = static_cast<int>(kept(warp % row_warps * 32 + lane));
-    const auto* from = reinterpret_cast<const uint4*>(x + row * args.x_stride) + first;
-    auto* to = reinterpret_cast<uint4*>(x_shared + row * row_bytes) + first;
-    const int count = row < rows ? vectors - first : 0;
-    wait_for_previous_grid();
-    if (vectors <= 4 * step) {
-      copy_vectors<4>(from, to, count, step, meanwhile);
-    } else {
-      copy_vectors<8>(from, to, count, step, meanwhile);
     }
   } else {
     if constexpr (kBulk) wait_for_previous_grid();
@@ -176,14 +226,15 @@ __global__ void __launch_bounds__(512)
   const MixedShape shape = kBits == 0 ? mixed_shape(args.format) : MixedShape{};
   const std::uint32_t bytes_a_chunk = chunk_bytes<kBits, kGroup>(shape);
   // A team of warps takes a tile, a segment of K each.
-  const int segments = args.segments, team = warp / segments, segment = warp % segments;
-  const int first_chunk = segment * C / segments;
+  const int segments = args.segments, team = part_of(warp, segments);
+  const int segment = warp - team * segments;
+  const Segment own = segment_of(segment, segments, C);
+  const int first_chunk = own.first;
   // Whole stages always fit where rings are as deep as there is room for, dense weights apart;
   // there their size is a constant.
   constexpr bool kWholeStages = kBulk && kBits != 0 && kBits != kDenseBits;
   const int stage_chunks = kWholeStages ? kStreamStageChunks : fitting_chunks;
-  const TileStages stages =
-      tile_stages(bytes_a_chunk, stage_chunks, (segment + 1) * C / segments - first_chunk);
+  const TileStages stages = tile_stages(bytes_a_chunk, stage_chunks, own.count);
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
 
   std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stages.bytes;
@@ -199,21 +250,19 @@ __global__ void __launch_bounds__(512)
 
   const int num_tiles = static_cast<int>(args.num_tiles);
   int tile = blockIdx.x + team * gridDim.x;
-  const int step = gridDim.x * (num_warps / segments);
-  const int mine = tile < num_tiles ? (num_tiles - tile + step - 1) / step : 0;
-  int to_produce = mine * stages.count;
-  int left_in_tile = stages.count;
+  const int step = gridDim.x * part_of(num_warps, segments);
+  // A segment without a chunk has nothing to fill.
+  int tile_to_fill = stages.count > 0 ? tile : num_tiles, left_in_tile = stages.count;
   const std::uint8_t* from = args.weights + tile * args.tile_bytes +
                              first_chunk * static_cast<std::int64_t>(bytes_a_chunk);
   const std::int64_t to_next_tile =
       step * args.tile_bytes - (stages.count - 1) * static_cast<std::int64_t>(stages.bytes);
   // The next stage into the ring.
   const auto produce = [&](std::uint32_t to, std::uint32_t barrier) {
-    if (to_produce > 0) {
-      --to_produce;
+    if (tile_to_fill < num_tiles) {
       const bool last = --left_in_tile == 0;
       ring.fill(to, barrier, from, last ? stages.last_bytes : stages.bytes, lane);
-      if (last) left_in_tile = stages.count;
+      if (last) left_in_tile = stages.count, tile_to_fill += step;
       from += last ? to_next_tile : static_cast<std::int64_t>(stages.bytes);
     }
     ring.commit();

@@ -68,18 +68,20 @@ QMLP_HOST_DEVICE constexpr int consumer_registers(int groups, int ctas) {
 
 // A CTA's even share of all units in the order (token block, unit), cut into rounds: neighbouring
 // units of one token block, one for each warpgroup. CTAs that read the same weights do it at about
-// the same time.
+// the same time. The first CTAs have what is left over: they begin first, on SMs that the kernel
+// before has left.
 template <int kGroups>
 struct Rounds {
   int units;  // of a token block
   int at, end, unit, block;
 
   __device__ __forceinline__ static Rounds of_cta(int units, int blocks) {
-    const long long total = static_cast<long long>(units) * blocks;
+    const int total = units * blocks, cta = blockIdx.x;
+    const int share = total / gridDim.x, more = total - share * gridDim.x;
     Rounds rounds;
     rounds.units = units;
-    rounds.at = static_cast<int>(total * blockIdx.x / gridDim.x);
-    rounds.end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+    rounds.at = cta * share + (cta < more ? cta : more);
+    rounds.end = rounds.at + share + (cta < more ? 1 : 0);
     rounds.block = rounds.at / units;
     rounds.unit = rounds.at - rounds.block * units;
     return rounds;
