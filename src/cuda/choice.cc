@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/checked.h"
+#include "cuda/rounds.h"
 
 namespace qmlp::cuda {
 
@@ -135,30 +136,58 @@ constexpr int kStart = 5400, kStartBeside = 3400;  // where the kernel before le
 // of one CTA's four warpgroups where codes are wide.
 constexpr std::int64_t kPairStream = 32, kPairStreamWide = 64;
 
+// Of wide codes even four rings of one CTA are shallow, and wait longer; seen up to 32 tokens.
+constexpr std::int64_t kLongStream = 32;
+
+struct GridPlace {
+  int cta, ctas;
+  int index() const { return cta; }
+  int size() const { return ctas; }
+};
+// The units of each round of a CTA, given to `take`.
+template <class Take>
+void for_rounds(std::int64_t groups, int units, int blocks, GridPlace place, Take take) noexcept {
+  const auto each = [&](auto rounds) {
+    for (; !rounds.done(); rounds.next()) take(rounds.size());
+  };
+  return groups == 4 ? each(UnitRounds<4>::of_cta(units, blocks, place))
+                     : each(UnitRounds<2>::of_cta(units, blocks, place));
+}
+
 double tile_cost(const TileModel& model, const TileShape& shape, std::int64_t sms) noexcept {
-  const auto [M, num_tiles, num_chunks, segments, bits] = shape;
-  const std::int64_t total = ceil_div(num_tiles, kUnitTiles) * ceil_div(M, model.tokens);
+  const std::int64_t units = ceil_div(shape.num_tiles, kUnitTiles);
+  const std::int64_t blocks = ceil_div(shape.M, model.tokens), total = units * blocks;
   const std::int64_t grid = std::min(total, sms * model.ctas);
   const std::int64_t beside = grid > sms ? model.ctas : 1;  // CTAs of this kernel on an SM
+  const bool waits_longer =
+      shape.bits > 4 && shape.num_chunks > kLongStream && model.ctas == 1 && model.tokens <= 32;
+  const std::int64_t unit_cycles = model.unit_cycles * (waits_longer ? 11 : 10) / 10;
   const auto round = [&](std::int64_t active) {
-    std::int64_t cycles = active * beside * model.unit_cycles;
-    // Four rings of wide codes are as shallow as those of two CTAs, and wait longer.
-    if (bits > 4 && num_chunks > kPairStream && model.ctas == 1 && model.tokens <= 32) {
-      cycles += cycles / 10;
-    }
-    return static_cast<double>(num_chunks * std::max(model.latency, cycles) + model.epilogue);
+    const std::int64_t chunk = std::max(model.latency, active * beside * unit_cycles);
+    return active == 0 ? 0 : shape.num_chunks * chunk + model.epilogue;
   };
-  const auto units = [&](std::int64_t count) {
-    return static_cast<double>(count / model.groups) * round(model.groups) +
-           (count % model.groups != 0 ? round(count % model.groups) : 0.0);
-  };
-  const std::int64_t most = ceil_div(total, grid);
-  const bool next_fits = model.ctas > 1 ? grid <= sms : grid <= sms / 2;
-  if (next_fits || model.ctas > 1 || total % grid == 0) {
-    return units(most) + (next_fits || model.ctas > 1 ? kStartBeside : kStart);
-  }
+  const bool next_fits = model.ctas > 1 || grid <= sms / 2;
   // CTAs of one unit more come first, on SMs that the kernel before has left.
-  return std::max(units(most) + kStartBeside, units(most - 1) + kStart);
+  const std::int64_t least = total / grid, more = total % grid;
+  const auto start = [&](bool is_first) { return next_fits || is_first ? kStartBeside : kStart; };
+  std::int64_t cost = 0;
+  if (least < 2 * model.groups) {
+    // Few rounds: those that begin one block of tokens and end another count.
+    for (int cta = 0; cta < grid; ++cta) {
+      std::int64_t cycles = start(cta < more);
+      for_rounds(model.groups, static_cast<int>(units), static_cast<int>(blocks),
+                 {cta, static_cast<int>(grid)}, [&](int size) { cycles += round(size); });
+      cost = std::max(cost, cycles);
+    }
+  } else {
+    const auto cycles_of = [&](std::int64_t count) {
+      const std::int64_t whole_rounds = count / model.groups;
+      return whole_rounds * round(model.groups) + round(count % model.groups);
+    };
+    cost = cycles_of(least) + start(false);
+    if (more != 0) cost = std::max(cost, cycles_of(least + 1) + start(true));
+  }
+  return static_cast<double>(cost);
 }
 
 // The same for K of several segments. Apart, there are as many units more, of fewer chunks, and a

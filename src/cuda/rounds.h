@@ -4,6 +4,40 @@
 
 namespace qmlp::cuda {
 
+// A CTA's even share of all units in the order (token block, unit), cut into rounds: neighbouring
+// units of one token block, one for each of kGroups warpgroups. CTAs that read the same weights do
+// it at about the same time. The first CTAs have what is left over: they begin first, on SMs that
+// the kernel before has left. `grid` says which CTA of how many: index() and size().
+template <int kGroups>
+struct UnitRounds {
+  int units;  // of a token block
+  int at, end, unit, block;
+
+  template <class Grid>
+  QMLP_HOST_DEVICE static UnitRounds of_cta(int units, int blocks, Grid grid) {
+    const int total = units * blocks, cta = grid.index();
+    const int share = total / grid.size(), more = total - share * grid.size();
+    UnitRounds rounds;
+    rounds.units = units;
+    rounds.at = cta * share + (cta < more ? cta : more);
+    rounds.end = rounds.at + share + (cta < more ? 1 : 0);
+    rounds.block = rounds.at / units;
+    rounds.unit = rounds.at - rounds.block * units;
+    return rounds;
+  }
+  QMLP_HOST_DEVICE bool done() const { return at >= end; }
+  QMLP_HOST_DEVICE int size() const {
+    const int most = units - unit < end - at ? units - unit : end - at;
+    return most < kGroups ? most : kGroups;
+  }
+  QMLP_HOST_DEVICE void next() {
+    const int n = size();
+    at += n;
+    unit += n;
+    if (unit == units) unit = 0, ++block;
+  }
+};
+
 // Which units a CTA of the tile kernels takes where segments of K are summed apart: every block,
 // the units that share rows and segment of x, is cut into `pieces` rounds of neighbouring units, as
 // even as they can be, and CTAs share the rounds of all blocks out, the first ones one more where

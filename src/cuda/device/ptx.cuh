@@ -118,10 +118,11 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, st
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// What createpolicy.fractional.L2::evict_first makes for all of a copy.
+// The policy that createpolicy.fractional.L2::evict_first makes for the whole of a copy on sm_90.
 constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
 // barrier_expect and bulk_copy by the lanes that are `elected`, without a branch. The bytes are the
-// first that the L2 gives up: weights come once a call, x and results are read again.
+// first that the L2 gives up: weights come once for a block of tokens, x and results are read
+// again.
 __device__ __forceinline__ void bulk_fill(bool elected, std::uint32_t to, const void* from,
                                           std::uint32_t bytes, std::uint32_t barrier) {
   asm volatile(
@@ -164,8 +165,8 @@ __device__ __forceinline__ void launch_dependents() {
 __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// The same as a loop that runs once (gridDim.z is 1): ptxas moves a plain one above arithmetic that
-// comes before it, which then runs when the wait is over.
+// The same as a loop that runs once, since gridDim.z is 1 (LaunchShape): ptxas moves a plain one
+// above arithmetic that comes before it, which then runs when the wait is over.
 __device__ __forceinline__ void wait_for_previous_grid_here() {
   asm volatile(
       "{\n.reg .pred again;\nagain_%=:\ngriddepcontrol.wait;\n"

@@ -12,7 +12,7 @@
 namespace qmlp::cuda {
 
 struct LaunchShape {
-  dim3 grid;
+  dim3 grid;  // z is 1: kernels rely on it
   unsigned threads;
   std::size_t shared_bytes;
   bool dependent;  // may start before the kernel ahead of it has ended: it waits for its results

@@ -56,66 +56,72 @@ __global__ void lay_out_x_kernel(const MatmulArgs args) {
   }
 }
 
-// a / b for 0 <= a < 2^20 and b > 0. Exact: (a + 1/2) / b is 1 / (2 b) or more from any integer.
+// a / b for 0 <= a < 2^20 and b > 0. Exact: (a + 1/2) / b is 1 / (2 b) or more from any integer,
+// and the error is below 2^-22 of it.
 __device__ __forceinline__ int small_quotient(int a, int b) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(static_cast<float>(b)));
   return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse);
 }
 
-// A thread's share of `rows` rows of x of `vectors` 16-byte vectors each: where its next vector is,
-// in global and in shared memory. By rows: a row is one warp's, or several warps'; flat: thread
-// follows thread through all rows.
+// Rows of x in global memory, `stride` elements apart, and in shared memory.
+struct XRows {
+  const std::uint16_t* from;
+  std::int64_t stride;
+  std::uint32_t to, row_bytes;
+  int rows, vectors;  // of 16 bytes, in a row
+};
+
+// A thread's share of them: where its next vector is. By rows: each is `row_warps` warps'; else
+// thread follows thread through all rows.
 template <bool kByRows>
 struct XShare {
   const std::uint16_t* from;
   std::uint32_t to;
-  int column, row, step, rows_on;
+  int row, column;
+  int rows_on, columns_on;  // from one of the thread's vectors to its next
 
-  __device__ __forceinline__ XShare(const std::uint16_t* x, std::int64_t stride, std::uint32_t to_x,
-                                    std::uint32_t row_bytes, int vectors, int row_warps) {
+  __device__ __forceinline__ XShare(const XRows& x, int row_warps) {
     const int thread = threadIdx.x, warp = thread / 32;
     if constexpr (kByRows) {
       row = small_quotient(warp, row_warps);
       column = (warp - row * row_warps) * 32 + thread % 32;
-      step = row_warps * 32, rows_on = 0;
+      columns_on = row_warps * 32, rows_on = 0;
     } else {
-      row = small_quotient(thread, vectors), column = thread - row * vectors;
+      row = small_quotient(thread, x.vectors), column = thread - row * x.vectors;
       const int threads = blockDim.x;
-      rows_on = small_quotient(threads, vectors), step = threads - rows_on * vectors;
+      rows_on = small_quotient(threads, x.vectors), columns_on = threads - rows_on * x.vectors;
     }
-    from = x + row * stride + column * 8;
-    to = to_x + row * row_bytes + column * 16;
+    from = x.from + row * x.stride + column * 8;
+    to = x.to + row * x.row_bytes + column * 16;
   }
-  __device__ __forceinline__ bool exists(int rows, int vectors) const {
-    return kByRows ? row < rows && column < vectors : row < rows;
+  __device__ __forceinline__ bool exists(const XRows& x) const {
+    return kByRows ? row < x.rows && column < x.vectors : row < x.rows;
   }
-  __device__ __forceinline__ void next(std::int64_t stride, std::uint32_t row_bytes, int vectors) {
-    from += step * 8 + rows_on * stride;
-    to += step * 16 + rows_on * row_bytes;
-    column += step, row += rows_on;
-    if (kByRows || column < vectors) return;
-    column -= vectors, ++row;
-    from += stride - vectors * 8;
-    to += row_bytes - vectors * 16;
+  __device__ __forceinline__ void next(const XRows& x) {
+    from += columns_on * 8 + rows_on * x.stride;
+    to += columns_on * 16 + rows_on * x.row_bytes;
+    column += columns_on, row += rows_on;
+    if (kByRows || column < x.vectors) return;
+    column -= x.vectors, ++row;
+    from += x.stride - x.vectors * 8;
+    to += x.row_bytes - x.vectors * 16;
   }
 };
 
 // Copies such a share, kLoads vectors at most, all under way at once; `meanwhile` runs between
 // loads and stores. Addresses are ready when the kernel before ends.
 template <int kLoads, bool kByRows, class Meanwhile>
-__device__ __forceinline__ void copy_rows(const std::uint16_t* x, std::int64_t stride,
-                                          std::uint32_t to_x, std::uint32_t row_bytes, int rows,
-                                          int vectors, int row_warps, Meanwhile meanwhile) {
-  XShare<kByRows> share(x, stride, to_x, row_bytes, vectors, row_warps);
+__device__ __forceinline__ void copy_rows(const XRows& x, int row_warps, Meanwhile meanwhile) {
+  XShare<kByRows> share(x, row_warps);
   uint4 values[kLoads];
   const std::uint16_t* from[kLoads];
   std::uint32_t to[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    from[i] = kept(share.exists(rows, vectors) ? share.from : nullptr);
+    from[i] = kept(share.exists(x) ? share.from : nullptr);
     to[i] = share.to;
-    share.next(stride, row_bytes, vectors);
+    share.next(x);
   }
   wait_for_previous_grid_here();
 #pragma unroll
@@ -147,13 +153,15 @@ __device__ __forceinline__ void share_x(const MatmulArgs& args, std::int64_t m_b
     }
     const int threads = blockDim.x, vectors = static_cast<int>(args.K / 8);
     const int row_warps = small_quotient(threads / 32, rows);
-    const std::uint32_t to_x = shared_address(x_shared);
+    const XRows all = {x, args.x_stride, shared_address(x_shared), row_bytes, rows, vectors};
+    // Loads all at once come soonest, up to eight a thread; whole warps to a row where that
+    // suffices: fewer instructions before the wait.
     if (vectors <= 4 * 32 * row_warps) {
-      copy_rows<4, true>(x, args.x_stride, to_x, row_bytes, rows, vectors, row_warps, meanwhile);
+      copy_rows<4, true>(all, row_warps, meanwhile);
     } else if (vectors <= 8 * 32 * row_warps) {
-      copy_rows<8, true>(x, args.x_stride, to_x, row_bytes, rows, vectors, row_warps, meanwhile);
+      copy_rows<8, true>(all, row_warps, meanwhile);
     } else if (rows * vectors <= 8 * threads) {
-      copy_rows<8, false>(x, args.x_stride, to_x, row_bytes, rows, vectors, 0, meanwhile);
+      copy_rows<8, false>(all, 0, meanwhile);
     } else {  // a copy a row
       if (threadIdx.x == 0) {
         barrier_init(shared_address(x_barrier), 1);
@@ -166,7 +174,7 @@ __device__ __forceinline__ void share_x(const MatmulArgs& args, std::int64_t m_b
         if (threadIdx.x == 0) barrier_expect(shared_address(x_barrier), bytes * rows);
         __syncwarp();
         for (int row = threadIdx.x; row < rows; row += 32) {
-          bulk_copy(to_x + row * row_bytes, x + row * args.x_stride, bytes,
+          bulk_copy(all.to + row * row_bytes, x + row * args.x_stride, bytes,
                     shared_address(x_barrier));
         }
       }
@@ -228,13 +236,13 @@ __global__ void __launch_bounds__(512)
   // A team of warps takes a tile, a segment of K each.
   const int segments = args.segments, team = part_of(warp, segments);
   const int segment = warp - team * segments;
-  const Segment own = segment_of(segment, segments, C);
-  const int first_chunk = own.first;
+  const Segment chunks = segment_of(segment, segments, C);
+  const int first_chunk = chunks.first;
   // Whole stages always fit where rings are as deep as there is room for, dense weights apart;
   // there their size is a constant.
   constexpr bool kWholeStages = kBulk && kBits != 0 && kBits != kDenseBits;
   const int stage_chunks = kWholeStages ? kStreamStageChunks : fitting_chunks;
-  const TileStages stages = tile_stages(bytes_a_chunk, stage_chunks, own.count);
+  const TileStages stages = tile_stages(bytes_a_chunk, stage_chunks, chunks.count);
   const std::int64_t m_begin = static_cast<std::int64_t>(blockIdx.y) * kTokenBlocks * 8;
 
   std::uint8_t* ring_data = shared + static_cast<std::size_t>(warp) * num_stages * stages.bytes;

@@ -66,37 +66,9 @@ QMLP_HOST_DEVICE constexpr int consumer_registers(int groups, int ctas) {
   return groups > 2 ? 112 : ctas > 1 ? 104 : 232;
 }
 
-// A CTA's even share of all units in the order (token block, unit), cut into rounds: neighbouring
-// units of one token block, one for each warpgroup. CTAs that read the same weights do it at about
-// the same time. The first CTAs have what is left over: they begin first, on SMs that the kernel
-// before has left.
-template <int kGroups>
-struct Rounds {
-  int units;  // of a token block
-  int at, end, unit, block;
-
-  __device__ __forceinline__ static Rounds of_cta(int units, int blocks) {
-    const int total = units * blocks, cta = blockIdx.x;
-    const int share = total / gridDim.x, more = total - share * gridDim.x;
-    Rounds rounds;
-    rounds.units = units;
-    rounds.at = cta * share + (cta < more ? cta : more);
-    rounds.end = rounds.at + share + (cta < more ? 1 : 0);
-    rounds.block = rounds.at / units;
-    rounds.unit = rounds.at - rounds.block * units;
-    return rounds;
-  }
-  __device__ __forceinline__ bool done() const { return at >= end; }
-  __device__ __forceinline__ int size() const {
-    const int most = units - unit < end - at ? units - unit : end - at;
-    return most < kGroups ? most : kGroups;
-  }
-  __device__ __forceinline__ void next() {
-    const int n = size();
-    at += n;
-    unit += n;
-    if (unit == units) unit = 0, ++block;
-  }
+struct ThisGrid {
+  __device__ __forceinline__ static unsigned index() { return blockIdx.x; }
+  __device__ __forceinline__ static unsigned size() { return gridDim.x; }
 };
 
 // kCtas: that share an SM. kWords: the epilogue is one that store_words can finish.
@@ -124,7 +96,8 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
   // worth saving.
   constexpr int kReleases = kWords ? 1 : 32;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  using CtaRounds = std::conditional_t<kSplit == TileSplit::apart, PieceRounds, Rounds<kGroups>>;
+  using CtaRounds =
+      std::conditional_t<kSplit == TileSplit::apart, PieceRounds, UnitRounds<kGroups>>;
   // The token block and the segments, one after another, of a round. C counts the chunks of one.
   int C = static_cast<int>(matmul.num_chunks);
   const int num_chunks = C;
@@ -163,7 +136,7 @@ __device__ __forceinline__ void tile_body(const Args& args, const CUtensorMap& x
       return CtaRounds::of_share(units, args.pieces, blocks * matmul.segments, blockIdx.x,
                                  gridDim.x);
     } else {
-      return CtaRounds::of_cta(units, blocks);
+      return CtaRounds::of_cta(units, blocks, ThisGrid{});
     }
   };
   const CtaRounds first = rounds(static_cast<int>((matmul.num_tiles + kUnitTiles - 1) / kUnitTiles),

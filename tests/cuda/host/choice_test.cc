@@ -266,6 +266,8 @@ struct Measured {
 using enum TileConfig;
 // clang-format off
 const Measured kMeasured[] = {
+    // Two units of 12 CTAs belong to two blocks of tokens with t32: two rounds.
+    {36, 24, 512, 4, {{t32, 8.41}, {t32_pair, 6.34}}},
     {16, 24, 16, 4, {{t16, 4.18}, {t32, 4.30}, {t64, 4.93}, {t128, 5.95}, {t256, 8.65}}},
     {16, 24, 64, 4, {{t16, 4.24}, {t32, 4.76}, {t64, 6.07}, {t128, 7.11}}},
     {16, 24, 256, 4, {{t16, 4.27}, {t32, 4.76}, {t64, 6.11}, {t128, 8.59}}},

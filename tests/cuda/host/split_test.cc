@@ -57,6 +57,40 @@ TEST(PieceRounds, TakeEveryUnitOnceInEvenShares) {
   }
 }
 
+struct GridPlace {
+  int cta, ctas;
+  int index() const { return cta; }
+  int size() const { return ctas; }
+};
+
+// The same of the instances that do not cut K: units in order, rounds within a block of tokens.
+TEST(UnitRounds, TakeEveryUnitOnceInEvenShares) {
+  for (const int units : {1, 2, 3, 9, 24, 144, 448, 2004}) {
+    for (const int blocks : {1, 2, 5, 16}) {
+      for (const int sms : {1, 7, 132, 264}) {
+        const int ctas = std::min(units * blocks, sms);
+        int next = 0, most_before = units * blocks;
+        for (int cta = 0; cta < ctas; ++cta) {
+          int own = 0;
+          for (auto round = UnitRounds<4>::of_cta(units, blocks, GridPlace{cta, ctas});
+               !round.done(); round.next()) {
+            ASSERT_GE(round.size(), 1);
+            ASSERT_LE(round.size(), 4);
+            ASSERT_EQ(round.block * units + round.unit, next);
+            ASSERT_LE(round.unit + round.size(), units);
+            next += round.size();
+            own += round.size();
+          }
+          ASSERT_LE(own, most_before);
+          ASSERT_GE(own, units * blocks / ctas);
+          most_before = own;
+        }
+        ASSERT_EQ(next, units * blocks) << units << " units, " << blocks << " blocks, " << sms;
+      }
+    }
+  }
+}
+
 // 64 units of four segments on 132 SMs: one round of two, not two of one for some.
 TEST(ChooseRoundUnits, PrefersOneRound) {
   const DeviceFacts h200 = device_of(132);
