@@ -25,6 +25,19 @@ for arguments in json.loads(sys.argv[1]):
         status = main(arguments)
     print(json.dumps([status, out.getvalue(), err.getvalue()]))
 """
+# What a message is written in: one write, so that no other thread's text comes between.
+WRITES = """
+import json, sys
+from qmlp.mlx.__main__ import main
+class Recorder:
+    written = []
+    def write(self, text): self.written.append(text)
+    def flush(self): pass
+sys.stderr = Recorder()
+status = main(["dance"])
+print(json.dumps(sys.stderr.written))
+sys.exit(status)
+"""
 MISSING = "MODEL is missing, needs a folder or the name of a repository on the Hugging Face Hub"
 NO_MODEL = "needs a folder that exists or the name of a repository on the Hugging Face Hub"
 
@@ -172,8 +185,23 @@ class Commands(unittest.TestCase):
             status, out, err = self.finished("server", support.DATA, "--port", self.free_port(),
                                              "--log-level", "ERROR", interrupt=interrupt)
             self.assertEqual((status, out), (2, ""))
-            self.assertRegex(err.splitlines()[-1], "^qmlp.mlx: cannot load .*config.json")
+            # The main thread may warn at the same time.
+            self.assertRegex(err, "(?m)^qmlp.mlx: cannot load .*config.json")
             self.assertNotIn("Traceback", err)
+
+    def test_messages_are_written_as_one(self):
+        done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(support.build / "python")},
+                              timeout=120)
+        self.assertEqual((done.returncode, done.stderr), (2, ""))
+        message, = json.loads(done.stdout)
+        self.assertRegex(message, "^qmlp.mlx: .*\n$")
+
+    def test_without_standard_error(self):
+        done = subprocess.run([sys.executable, "-m", "qmlp.mlx", "dance"], stdout=subprocess.PIPE,
+                              preexec_fn=lambda: os.close(2), timeout=120,
+                              env={**os.environ, "PYTHONPATH": str(support.build / "python")})
+        self.assertEqual((done.returncode, done.stdout), (2, b""))
 
     def test_a_reader_of_the_errors_that_leaves(self):
         generate = ("generate", support.model(), "--max-tokens", 1, "--verbose", "false")

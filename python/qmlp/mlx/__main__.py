@@ -50,9 +50,13 @@ def _drop(*streams: Any) -> None:
 
 
 def _tell(text: str) -> None:
-    """Standard error gets it; what is done and how it ends does not depend on a reader there."""
+    """Standard error, if there is one, gets it as a line that no other thread's text is put into; what
+    is done and how it ends does not depend on a reader there."""
+    if sys.stderr is None:
+        return
     try:
-        print(text, file=sys.stderr)
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
     except OSError:
         _drop(sys.stderr)
 
