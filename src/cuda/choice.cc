@@ -164,17 +164,17 @@ double tile_cost(const TileModel& model, const TileShape& shape, std::int64_t sm
   const std::int64_t unit_cycles = model.unit_cycles * (waits_longer ? 11 : 10) / 10;
   const auto round = [&](std::int64_t active) {
     const std::int64_t chunk = std::max(model.latency, active * beside * unit_cycles);
-    return active == 0 ? 0 : shape.num_chunks * chunk + model.epilogue;
+    return active == 0 ? 0.0 : static_cast<double>(shape.num_chunks * chunk + model.epilogue);
   };
   const bool next_fits = model.ctas > 1 || grid <= sms / 2;
   // CTAs of one unit more come first, on SMs that the kernel before has left.
   const std::int64_t least = total / grid, more = total % grid;
   const auto start = [&](bool is_first) { return next_fits || is_first ? kStartBeside : kStart; };
-  std::int64_t cost = 0;
+  double cost = 0.0;
   if (least < 2 * model.groups) {
     // Few rounds: those that begin one block of tokens and end another count.
     for (int cta = 0; cta < grid; ++cta) {
-      std::int64_t cycles = start(cta < more);
+      double cycles = start(cta < more);
       for_rounds(model.groups, static_cast<int>(units), static_cast<int>(blocks),
                  {cta, static_cast<int>(grid)}, [&](int size) { cycles += round(size); });
       cost = std::max(cost, cycles);
@@ -182,12 +182,12 @@ double tile_cost(const TileModel& model, const TileShape& shape, std::int64_t sm
   } else {
     const auto cycles_of = [&](std::int64_t count) {
       const std::int64_t whole_rounds = count / model.groups;
-      return whole_rounds * round(model.groups) + round(count % model.groups);
+      return static_cast<double>(whole_rounds) * round(model.groups) + round(count % model.groups);
     };
     cost = cycles_of(least) + start(false);
     if (more != 0) cost = std::max(cost, cycles_of(least + 1) + start(true));
   }
-  return static_cast<double>(cost);
+  return cost;
 }
 
 // The same for K of several segments. Apart, there are as many units more, of fewer chunks, and a
