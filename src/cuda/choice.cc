@@ -139,11 +139,6 @@ constexpr std::int64_t kPairStream = 32, kPairStreamWide = 64;
 // Of wide codes even four rings of one CTA are shallow, and wait longer; seen up to 32 tokens.
 constexpr std::int64_t kLongStream = 32;
 
-struct GridPlace {
-  int cta, ctas;
-  int index() const { return cta; }
-  int size() const { return ctas; }
-};
 // The units of each round of a CTA, given to `take`.
 template <class Take>
 void for_rounds(std::int64_t groups, int units, int blocks, GridPlace place, Take take) noexcept {

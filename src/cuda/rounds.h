@@ -4,6 +4,13 @@
 
 namespace qmlp::cuda {
 
+// A CTA of a grid, for code that runs on a CPU.
+struct GridPlace {
+  int cta, ctas;
+  int index() const { return cta; }
+  int size() const { return ctas; }
+};
+
 // A CTA's even share of all units in the order (token block, unit), cut into rounds: neighbouring
 // units of one token block, one for each of kGroups warpgroups. CTAs that read the same weights do
 // it at about the same time. The first CTAs have what is left over: they begin first, on SMs that

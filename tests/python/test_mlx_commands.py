@@ -42,11 +42,15 @@ MISSING = "MODEL is missing, needs a folder or the name of a repository on the H
 NO_MODEL = "needs a folder that exists or the name of a repository on the Hugging Face Hub"
 
 
+def environment():
+    return {**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"}
+
+
 class Commands(unittest.TestCase):
     def command(self, *arguments, interrupt=signal.SIG_DFL):
         process = subprocess.Popen(
             [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], text=True,
-            env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"},
+            env=environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # A shell's background jobs, and what they start, ignore Ctrl-C.
             preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
@@ -64,7 +68,7 @@ class Commands(unittest.TestCase):
         words = json.dumps([[str(word) for word in case] for case in cases])
         done = subprocess.run(
             [sys.executable, "-c", RUNS, words], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"})
+            env=environment())
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(len(answers), len(cases))
@@ -191,7 +195,7 @@ class Commands(unittest.TestCase):
 
     def test_messages_are_written_as_one(self):
         done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(support.build / "python")},
+                              env=environment(),
                               timeout=120)
         self.assertEqual((done.returncode, done.stderr), (2, ""))
         message, = json.loads(done.stdout)
@@ -200,7 +204,7 @@ class Commands(unittest.TestCase):
     def test_without_standard_error(self):
         done = subprocess.run([sys.executable, "-m", "qmlp.mlx", "dance"], stdout=subprocess.PIPE,
                               preexec_fn=lambda: os.close(2), timeout=120,
-                              env={**os.environ, "PYTHONPATH": str(support.build / "python")})
+                              env=environment())
         self.assertEqual((done.returncode, done.stdout), (2, b""))
 
     def test_a_reader_of_the_errors_that_leaves(self):
@@ -211,7 +215,7 @@ class Commands(unittest.TestCase):
             done = subprocess.run(
                 [sys.executable, "-m", "qmlp.mlx", *map(str, arguments)], stderr=writer, text=True,
                 stdout=subprocess.PIPE, timeout=120,
-                env={**os.environ, "PYTHONPATH": str(support.build / "python"), "HF_HUB_OFFLINE": "1"})
+                env=environment())
             os.close(writer)
             self.assertEqual((done.returncode, done.stdout), (status, text))
 
@@ -220,7 +224,7 @@ class Commands(unittest.TestCase):
             done = subprocess.run(
                 ["sh", "-c", f'exec "$0" -m qmlp.mlx --help {shell}', sys.executable],
                 capture_output=True, text=True, timeout=120,
-                env={**os.environ, "PYTHONPATH": str(support.build / "python")})
+                env=environment())
             self.assertEqual((done.returncode, done.stderr), (3, f"qmlp.mlx: standard output: {want}\n"))
 
     def test_server(self):

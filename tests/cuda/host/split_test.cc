@@ -57,12 +57,6 @@ TEST(PieceRounds, TakeEveryUnitOnceInEvenShares) {
   }
 }
 
-struct GridPlace {
-  int cta, ctas;
-  int index() const { return cta; }
-  int size() const { return ctas; }
-};
-
 // The same of the instances that do not cut K: units in order, rounds within a block of tokens.
 TEST(UnitRounds, TakeEveryUnitOnceInEvenShares) {
   for (const int units : {1, 2, 3, 9, 24, 144, 448, 2004}) {
